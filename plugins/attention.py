@@ -1,0 +1,97 @@
+"""Attention over a paged cache: the one function behind which every kernel stands, and its plain PyTorch reference."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+MAX_RUNS = 32  # beyond this a gather is cheaper than one product for each run of neighbouring blocks
+ROWS_PER_CHUNK = 256  # query rows whose scores are held at a time
+
+
+@dataclass(frozen=True)
+class SequenceView:
+    """One sequence of a packed pass: its query rows, and the cache entries that they may see."""
+
+    first_row: int
+    num_rows: int
+    cache_len: int  # entries before the new rows; row i sees entries 0 .. cache_len + i
+    runs: tuple[tuple[int, int], ...]  # (first slot, slots) of each run of neighbouring blocks, in logical order
+
+
+def sequence_views(
+    query_start_loc: Sequence[int], cache_lens: Sequence[int], block_table: Sequence[Sequence[int]], block_size: int
+) -> list[SequenceView]:
+    """Turn block tables into runs of slots, once for all layers of a pass."""
+    views = []
+    for index, cache_len in enumerate(cache_lens):
+        first, last = query_start_loc[index], query_start_loc[index + 1]
+        length = cache_len + last - first
+        views.append(SequenceView(first, last - first, cache_len, _runs(block_table[index], length, block_size)))
+    return views
+
+
+def paged_attention(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, views: Sequence[SequenceView]
+) -> torch.Tensor:
+    """Causal attention of every sequence's rows over its own view, grouped queries sharing a KV head.
+
+    query: [T, heads, head_size], scaled already; keys, values: [kv_heads, slots, head_size] of one layer, the new
+    rows written. Returns [T, heads, head_size]. Softmax in at least float32. The cache is read where it lies.
+    """
+    out = torch.empty_like(query)
+    for view in views:
+        key_runs, value_runs = _read(keys, view.runs), _read(values, view.runs)
+        for start in range(0, view.num_rows, ROWS_PER_CHUNK):
+            stop = min(start + ROWS_PER_CHUNK, view.num_rows)
+            rows = slice(view.first_row + start, view.first_row + stop)
+            out[rows] = _attend(query[rows], key_runs, value_runs, view.cache_len + start)
+    return out
+
+
+def _attend(query: torch.Tensor, keys: list[torch.Tensor], values: list[torch.Tensor], cache_len: int) -> torch.Tensor:
+    """Rows [n, heads, head_size] of one sequence; row i sees the first cache_len + i + 1 entries of the runs."""
+    num_rows, num_heads, head_size = query.shape
+    num_kv_heads, length = keys[0].shape[0], cache_len + num_rows
+    keys, values = _cut(keys, length), _cut(values, length)
+    grouped = query.transpose(0, 1).reshape(num_kv_heads, -1, head_size)  # [kv_heads, group * n, head_size]
+    scores = torch.cat([torch.matmul(grouped, run.transpose(1, 2)) for run in keys], dim=-1)
+    if num_rows > 1:
+        future = torch.ones(num_rows, num_rows, dtype=torch.bool, device=query.device).triu(1)
+        scores.view(num_kv_heads, -1, num_rows, length)[..., cache_len:].masked_fill_(future, -torch.inf)
+    wide = torch.promote_types(query.dtype, torch.float32)
+    probs = torch.softmax(scores, dim=-1, dtype=wide).to(query.dtype)
+    parts = torch.split(probs, [run.shape[1] for run in values], dim=-1)
+    total = sum(torch.matmul(part, run) for part, run in zip(parts, values, strict=True))
+    assert isinstance(total, torch.Tensor)
+    return total.view(num_heads, num_rows, head_size).transpose(0, 1)
+
+
+def _read(cache: torch.Tensor, runs: Sequence[tuple[int, int]]) -> list[torch.Tensor]:
+    """The runs as views of the cache [kv_heads, run, head_size]; one gathered copy if they are many."""
+    if len(runs) <= MAX_RUNS:
+        return [cache[:, first : first + length] for first, length in runs]
+    slots = torch.cat([torch.arange(first, first + length, device=cache.device) for first, length in runs])
+    return [cache.index_select(1, slots)]
+
+
+def _cut(runs: list[torch.Tensor], length: int) -> list[torch.Tensor]:
+    """The first `length` entries."""
+    kept = []
+    for run in runs:
+        if length <= 0:
+            break
+        kept.append(run[:, :length])
+        length -= run.shape[1]
+    return kept
+
+
+def _runs(blocks: Sequence[int], length: int, block_size: int) -> tuple[tuple[int, int], ...]:
+    runs: list[list[int]] = []
+    for block in blocks[: -(-length // block_size)]:
+        if runs and runs[-1][0] + runs[-1][1] == block * block_size:
+            runs[-1][1] += block_size
+        else:
+            runs.append([block * block_size, block_size])
+    runs[-1][1] -= -length % block_size
+    return tuple((first, count) for first, count in runs)

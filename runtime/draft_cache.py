@@ -1,0 +1,162 @@
+"""The two bounded views that a draft model looks through: a window on the target's own blocks, or a cyclic cache."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from magicdec.runtime.block_manager import BlockManager
+from magicdec.runtime.cyclic_cache import CyclicCache, num_sink_blocks
+from magicdec.runtime.manifest import SinkPositions
+from magicdec.runtime.model_input import SequenceInput
+from magicdec.runtime.model_runner import ModelRunner
+from magicdec.runtime.request import Request
+
+
+class DraftCache(Protocol):
+    """Knows, for each request, what a draft pass has to be fed and what it sees."""
+
+    def catch_up(self, request: Request) -> SequenceInput:
+        """Feed the committed tokens that the draft has not read yet; the last one's logits give the first draft."""
+        ...
+
+    def feed(self, request: Request, token_id: int, num_drafts: int) -> SequenceInput:
+        """Feed draft token number `num_drafts` (1 = the first)."""
+        ...
+
+    def release(self, request: Request) -> None:
+        """Drop what is held for the request."""
+        ...
+
+
+class TargetWindow:
+    """Self-speculation: `[sink blocks | last window blocks]` of the target's own table. Holds and copies nothing.
+
+    Drafts write their keys and values to the slots that the scheduler reserved behind the committed tokens;
+    verification then overwrites them with the target's own. Positions are absolute: the blocks are the target's.
+    """
+
+    def __init__(self, blocks: BlockManager, *, window_size: int, num_sink_tokens: int) -> None:
+        self.blocks = blocks
+        self.window_size = window_size
+        self.num_sink_blocks = num_sink_blocks(num_sink_tokens, blocks.block_size)
+
+    def catch_up(self, request: Request) -> SequenceInput:
+        """The target has read all but the last committed token already."""
+        assert request.num_pending_tokens == 1
+        return self._view(request, len(request.token_ids) - 1, request.token_ids[-1])
+
+    def feed(self, request: Request, token_id: int, num_drafts: int) -> SequenceInput:
+        """One draft token at the next position."""
+        return self._view(request, len(request.token_ids) - 1 + num_drafts, token_id)
+
+    def release(self, request: Request) -> None:
+        """The blocks are the target's."""
+
+    def _view(self, request: Request, position: int, token_id: int) -> SequenceInput:
+        size, table = self.blocks.block_size, self.blocks.table(request.request_id)
+        first_recent = max(self.num_sink_blocks, (position - self.window_size) // size)
+        return SequenceInput(
+            token_ids=[token_id],
+            positions=[position],
+            cache_len=position - (first_recent - self.num_sink_blocks) * size,
+            block_table=table[: self.num_sink_blocks] + table[first_recent : position // size + 1],
+            slot_mapping=self.blocks.slots(request.request_id, position, position + 1),
+            num_logits=1,
+        )
+
+
+class CyclicDraftCache:
+    """A separate draft model's caches: one `CyclicCache` a request, from the draft's own pool of blocks.
+
+    A prompt is read in bounded form: only the sinks and the last `window_size` tokens, as one short sequence. Tokens
+    are read again from there whenever the draft has fallen further behind than its window (after plain steps).
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        *,
+        window_size: int,
+        num_sink_tokens: int,
+        num_blocks_per_request: int,
+        sink_positions: SinkPositions,
+    ) -> None:
+        self.runner = runner
+        self.blocks = BlockManager(runner.num_blocks, runner.block_size)
+        self.window_size = window_size
+        self.num_sink_tokens = num_sink_tokens
+        self.num_blocks_per_request = num_blocks_per_request
+        self.sinks_follow = sink_positions == "in_cache"
+        self._caches: dict[str, CyclicCache] = {}
+        self._sink_keys: dict[str, torch.Tensor] = {}  # position-free copies, taken when the window first moves
+
+    def catch_up(self, request: Request) -> SequenceInput:
+        """Everything committed that the draft has not read; the whole bounded view if it is too far behind."""
+        cache = self._cache_of(request)
+        num_tokens = len(request.token_ids)
+        cache.rewind(min(cache.num_tokens, num_tokens - 1))
+        if cache.cache_len == 0 or num_tokens - cache.num_tokens > self.window_size:
+            return self._read_bounded(request, cache)
+        return self._append(request, cache, request.token_ids[cache.num_tokens :])
+
+    def feed(self, request: Request, token_id: int, num_drafts: int) -> SequenceInput:
+        """One draft token."""
+        cache = self._caches[request.request_id]
+        assert cache.num_tokens == len(request.token_ids) - 1 + num_drafts
+        return self._append(request, cache, [token_id])
+
+    def release(self, request: Request) -> None:
+        """Give the blocks back."""
+        if self._caches.pop(request.request_id, None) is not None:
+            self.blocks.free(request.request_id)
+            self._sink_keys.pop(request.request_id, None)
+
+    def _cache_of(self, request: Request) -> CyclicCache:
+        owner, size = request.request_id, self.blocks.block_size
+        if owner not in self._caches:
+            allocated = self.blocks.allocate(owner, [], self.num_blocks_per_request * size)
+            assert allocated is not None, "the draft pool is sized for max_batch_size requests"
+            self._caches[owner] = CyclicCache(self.blocks.table(owner), self.num_sink_tokens, size)
+        return self._caches[owner]
+
+    def _read_bounded(self, request: Request, cache: CyclicCache) -> SequenceInput:
+        """Sinks and window of the committed tokens as one short sequence."""
+        num_tokens, size = len(request.token_ids), cache.block_size
+        sinks = cache.num_sink_blocks * size
+        evicted = max(0, (num_tokens - self.window_size - sinks) // size * size)
+        cache.start_at(evicted)
+        self._sink_keys.pop(request.request_id, None)
+        return self._append(request, cache, request.token_ids[:sinks] + request.token_ids[sinks + evicted :])
+
+    def _append(self, request: Request, cache: CyclicCache, token_ids: Sequence[int]) -> SequenceInput:
+        evicted, cache_len = cache.num_evicted_tokens, cache.cache_len
+        slots = cache.append(len(token_ids))
+        if cache_len and self.sinks_follow and cache.num_evicted_tokens != evicted:
+            self._move_sinks(request, cache, evicted)
+        first = cache.cache_len - len(token_ids)
+        return SequenceInput(
+            token_ids=token_ids,
+            positions=[self._position(cache, entry) for entry in range(first, cache.cache_len)],
+            cache_len=first,
+            block_table=cache.block_table,
+            slot_mapping=slots,
+            num_logits=1,
+        )
+
+    def _position(self, cache: CyclicCache, entry: int) -> int:
+        """Rotary position of a view entry: in-cache positions are contiguous, absolute sinks stay where they were."""
+        if entry < cache.num_sink_blocks * cache.block_size and not self.sinks_follow:
+            return entry
+        return cache.num_evicted_tokens + entry
+
+    def _move_sinks(self, request: Request, cache: CyclicCache, evicted_before: int) -> None:
+        """Rotate the sink keys anew for the window's new place, always from the same position-free copy."""
+        size = cache.block_size
+        blocks = cache.block_table[: cache.num_sink_blocks]
+        slots = [block * size + offset for block in blocks for offset in range(size)]
+        if request.request_id not in self._sink_keys:
+            before = list(range(evicted_before, evicted_before + len(slots)))
+            self._sink_keys[request.request_id] = self.runner.read_keys(slots, before)
+        after = list(range(cache.num_evicted_tokens, cache.num_evicted_tokens + len(slots)))
+        self.runner.write_keys(slots, after, self._sink_keys[request.request_id])

@@ -1,0 +1,258 @@
+"""The engine: one step is schedule, propose, verify, accept, commit."""
+
+from collections.abc import Sequence
+
+import torch
+
+from magicdec.errors import RequestError
+from magicdec.runtime.block_manager import BlockManager
+from magicdec.runtime.detokenizer import Detokenizer
+from magicdec.runtime.draft import Draft
+from magicdec.runtime.draws import child_seed, fresh_seed
+from magicdec.runtime.logits import LogitsProcessor
+from magicdec.runtime.model_input import SequenceInput, pack
+from magicdec.runtime.model_runner import ModelRunner
+from magicdec.runtime.outputs import RequestOutput
+from magicdec.runtime.proposer import Proposer
+from magicdec.runtime.rejection import VerifyOutput
+from magicdec.runtime.request import Request, RequestGroup
+from magicdec.runtime.sampler import verify
+from magicdec.runtime.sampling_params import SamplingParams
+from magicdec.runtime.scheduler import ScheduledRequest, Scheduler, SchedulerOutput
+from magicdec.runtime.tokenizer import Tokenizer
+
+
+class Engine:
+    """Draft-target decoding of many requests at once, in-flight. Not thread-safe: one owner calls it."""
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        blocks: BlockManager,
+        scheduler: Scheduler,
+        proposer: Proposer,
+        *,
+        max_seq_len: int,
+        eos_token_ids: Sequence[int],
+        tokenizer: Tokenizer | None = None,
+    ) -> None:
+        if scheduler.max_num_tokens < scheduler.max_batch_size:
+            raise RequestError(
+                f"max_num_tokens={scheduler.max_num_tokens} is less than max_batch_size={scheduler.max_batch_size}: "
+                "a step could not hold one token of each request; raise the one or lower the other"
+            )
+        self.runner = runner
+        self.blocks = blocks
+        self.scheduler = scheduler
+        self.proposer = proposer
+        self.max_seq_len = max_seq_len
+        self.eos_token_ids = list(eos_token_ids)
+        self.tokenizer = tokenizer
+        self._groups: dict[str, RequestGroup] = {}
+        self._group_of: dict[Request, RequestGroup] = {}
+
+    @property
+    def has_unfinished_requests(self) -> bool:
+        """Whether a step has anything to do."""
+        return bool(self.scheduler.running or self.scheduler.waiting)
+
+    def step(self) -> list[RequestOutput]:
+        """Advance every scheduled request by a prompt chunk or by one token and its accepted drafts."""
+        plan = self._schedule()
+        if not plan.scheduled:
+            return []
+        drafts = self.proposer.propose(plan.scheduled)
+        logits = self._verify(plan.scheduled, drafts)
+        verdicts = self._accept(plan.scheduled, drafts, logits)
+        return self._commit(plan.scheduled, drafts, logits, verdicts)
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        prompt: str | None = None,
+    ) -> None:
+        """Queue a request; RequestError, with nothing changed, if it cannot be served."""
+        if request_id in self._groups:
+            raise RequestError(f"request id {request_id!r} is in use; choose another or abort that request first")
+        self._check_prompt(prompt_token_ids, params)
+        bad_words = self._encode_bad_words(params)
+        seed = fresh_seed() if params.seed is None else params.seed
+        requests: list[Request] = []
+        for index in range(params.n):
+            leader = requests[0] if requests and self.blocks.prefix_caching else None
+            requests.append(self._new_request(request_id, index, prompt_token_ids, params, seed, bad_words, leader))
+        group = self._groups[request_id] = RequestGroup(request_id, prompt, requests)
+        for request in requests:
+            self._group_of[request] = group
+            self.scheduler.add(request)
+
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """End a request now and free all that it holds; None if there is no such request."""
+        group = self._groups.get(request_id)
+        if group is None:
+            return None
+        for request in group.requests:
+            if not request.is_finished:
+                request.finish("abort")
+                self._retire(request)
+        del self._groups[request_id]
+        return group.output()
+
+    def prompt_progress(self) -> tuple[int, int]:
+        """(computed, in all) tokens of the prompts that are not yet read, over all open requests."""
+        reading = [r for r in self._group_of if r.num_output_tokens == 0]
+        return sum(r.num_computed_tokens for r in reading), sum(r.num_prompt_tokens for r in reading)
+
+    def check_integrity(self) -> None:
+        """Assert every owner's invariant; when the engine is idle, that nothing is held any more."""
+        self.blocks.check_integrity()
+        if not self.has_unfinished_requests:
+            assert self.blocks.num_used_blocks == 0, "an idle engine holds blocks"
+            assert not self._groups, "an idle engine holds requests"
+            assert not self._group_of, "an idle engine holds sequences"
+
+    def _schedule(self) -> SchedulerOutput:
+        plan = self.scheduler.schedule()
+        for request in plan.preempted:
+            self.proposer.release(request)
+        return plan
+
+    def _verify(self, scheduled: Sequence[ScheduledRequest], drafts: Sequence[Draft]) -> list[torch.Tensor]:
+        """One packed target pass: verify rows, plain rows and prompt chunks. Returns [k + 1 or 0, V] for each."""
+        rows = [self._target_rows(entry, draft) for entry, draft in zip(scheduled, drafts, strict=True)]
+        logits = self.runner.forward(pack(rows))  # [N, V]
+        return list(torch.split(logits, [row.num_logits for row in rows]))
+
+    def _target_rows(self, entry: ScheduledRequest, draft: Draft) -> SequenceInput:
+        request, start = entry.request, entry.request.num_computed_tokens
+        committed = request.token_ids[start : start + entry.num_tokens]
+        stop = start + len(committed) + len(draft.token_ids)
+        table = self.blocks.table(request.request_id)
+        return SequenceInput(
+            token_ids=committed + draft.token_ids,
+            positions=range(start, stop),
+            cache_len=start,
+            block_table=table[: self.blocks.blocks_for(stop)],
+            slot_mapping=self.blocks.slots(request.request_id, start, stop),
+            num_logits=1 + len(draft.token_ids) if entry.completes else 0,
+        )
+
+    def _accept(
+        self, scheduled: Sequence[ScheduledRequest], drafts: Sequence[Draft], logits: Sequence[torch.Tensor]
+    ) -> list[VerifyOutput | None]:
+        """Exact acceptance, request by request; one that cannot be decided ends alone, with its error."""
+        verdicts: list[VerifyOutput | None] = []
+        for entry, draft, rows in zip(scheduled, drafts, logits, strict=True):
+            verdict = None
+            if entry.completes:
+                try:
+                    verdict = verify(entry.request, rows, draft)
+                except RequestError as error:
+                    entry.request.finish("error", error=str(error))
+            verdicts.append(verdict)
+        return verdicts
+
+    def _commit(
+        self,
+        scheduled: Sequence[ScheduledRequest],
+        drafts: Sequence[Draft],
+        logits: Sequence[torch.Tensor],
+        verdicts: Sequence[VerifyOutput | None],
+    ) -> list[RequestOutput]:
+        """The only place that changes requests: append, truncate at the end condition, set lengths, free."""
+        changed: dict[str, RequestGroup] = {}
+        for entry, draft, rows, verdict in zip(scheduled, drafts, logits, verdicts, strict=True):
+            request = entry.request
+            if verdict is None:
+                request.num_computed_tokens += entry.num_tokens
+            else:
+                self._commit_tokens(request, draft, rows, verdict)
+            self.blocks.publish(request.request_id, request.token_ids, request.num_computed_tokens)
+            if verdict is not None or request.is_finished:
+                group = self._group_of[request]
+                changed[group.request_id] = group
+            if request.is_finished:
+                self._retire(request)
+        return [self._report(group) for group in changed.values()]
+
+    def _commit_tokens(self, request: Request, draft: Draft, logits: torch.Tensor, verdict: VerifyOutput) -> None:
+        if draft.token_ids:
+            request.num_rounds += 1
+            request.num_draft_tokens += len(draft.token_ids)
+            request.num_accepted_tokens += verdict.num_accepted
+        rows = logits[: len(verdict.token_ids)]
+        request.commit(verdict.token_ids, request.logits_processor.logprobs(rows, verdict.token_ids))
+        request.num_computed_tokens = len(request.token_ids) - 1  # the last token is chosen, and not yet read
+
+    def _report(self, group: RequestGroup) -> RequestOutput:
+        if group.finished:
+            del self._groups[group.request_id]
+        return group.output()
+
+    def _retire(self, request: Request) -> None:
+        """Free all that a finished request holds."""
+        self.scheduler.remove(request)
+        self.proposer.release(request)
+        del self._group_of[request]
+
+    def _new_request(
+        self,
+        request_id: str,
+        index: int,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        seed: int,
+        bad_words: list[list[int]],
+        leader: Request | None,
+    ) -> Request:
+        eos = [] if params.ignore_eos else self.eos_token_ids
+        tokenizer = self.tokenizer
+        return Request(
+            request_id=f"{request_id}#{index}",
+            params=params,
+            seed=child_seed(seed, index),
+            token_ids=list(prompt_token_ids),
+            num_prompt_tokens=len(prompt_token_ids),
+            max_seq_len=self.max_seq_len,
+            logits_processor=LogitsProcessor(params, prompt_token_ids, self.runner.vocab_size, eos, bad_words),
+            detokenizer=Detokenizer(tokenizer.decode_stream() if tokenizer else None, params.stop),
+            stop_token_ids=frozenset(eos) | frozenset(params.stop_token_ids),
+            leader=leader,
+            logprobs=None if params.logprobs is None else [],
+        )
+
+    def _check_prompt(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
+        length, vocab_size = len(prompt_token_ids), self.runner.vocab_size
+        if length == 0:
+            raise RequestError("the prompt is empty; give at least one token")
+        if length >= self.max_seq_len:
+            raise RequestError(
+                f"the prompt has {length} tokens, and max_seq_len={self.max_seq_len} leaves no room for an output "
+                f"token; shorten it to at most {self.max_seq_len - 1} or build the engine with a larger max_seq_len"
+            )
+        for token_id in prompt_token_ids:
+            if not 0 <= token_id < vocab_size:
+                raise RequestError(f"the prompt holds token id {token_id}; ids must be in 0..{vocab_size - 1}")
+        for name, ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias or {})):
+            for token_id in ids:
+                if not 0 <= token_id < vocab_size:
+                    raise RequestError(f"{name} holds token id {token_id}; ids must be in 0..{vocab_size - 1}")
+        if (params.stop or params.bad_words) and self.tokenizer is None:
+            raise RequestError("stop strings and bad_words need a tokenizer, and this engine has none; use token ids")
+        total = min(length + params.max_tokens, self.max_seq_len)
+        if self.blocks.blocks_for(total) > self.blocks.num_blocks:
+            raise RequestError(
+                f"the request may grow to {total} tokens, and the KV cache holds "
+                f"{self.blocks.num_blocks * self.blocks.block_size} in all; lower max_tokens or give the engine a "
+                "larger KV cache"
+            )
+
+    def _encode_bad_words(self, params: SamplingParams) -> list[list[int]]:
+        """Every way that a bad word may be spelt: at the start of a word and inside one."""
+        if not params.bad_words:
+            return []
+        assert self.tokenizer is not None
+        spellings = [spelling for word in params.bad_words for spelling in (word, " " + word)]
+        return [ids for ids in map(self.tokenizer.encode_plain, spellings) if ids]

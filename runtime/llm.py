@@ -1,0 +1,236 @@
+"""The Python interface: load a pair, generate."""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from magicdec.errors import EngineError, RequestError
+from magicdec.runtime.block_manager import BlockManager
+from magicdec.runtime.cyclic_cache import num_cyclic_blocks
+from magicdec.runtime.draft_cache import CyclicDraftCache, TargetWindow
+from magicdec.runtime.engine import Engine
+from magicdec.runtime.manifest import PairConfig, load_engine, load_pair
+from magicdec.runtime.memory import default_kv_cache_tokens
+from magicdec.runtime.model_proposer import ModelProposer
+from magicdec.runtime.outputs import RequestOutput
+from magicdec.runtime.proposer import NGramProposer, Proposer
+from magicdec.runtime.request import Request
+from magicdec.runtime.sampling_params import SamplingParams
+from magicdec.runtime.scheduler import Scheduler
+from magicdec.runtime.tokenizer import HFTokenizer
+from magicdec.runtime.torch_runner import DTYPES, TorchRunner
+
+Prompt = str | Sequence[int]
+# Called after every step with (request outputs that changed, prompt tokens computed, prompt tokens in all).
+OnProgress = Callable[[Sequence[RequestOutput], int, int], None]
+
+
+class LLM:
+    """A built pair, ready to generate.
+
+    Options override what the pair was built with: max_batch_size, max_num_tokens (rows of one target pass),
+    max_seq_len (at most the built one), num_draft_tokens (0 = plain decoding, at most the built max_draft_len),
+    window_size (self-speculation only), kv_cache_tokens (size of the target's cache; by default what max_batch_size
+    sequences of max_seq_len need, within half of the free memory), dtype and device of the computation.
+    """
+
+    def __init__(
+        self,
+        engine_dir: str | Path,
+        *,
+        max_batch_size: int | None = None,
+        max_num_tokens: int | None = None,
+        max_seq_len: int | None = None,
+        num_draft_tokens: int | None = None,
+        window_size: int | None = None,
+        kv_cache_tokens: int | None = None,
+        dtype: str | None = None,
+        device: str = "cpu",
+    ) -> None:
+        directory = Path(engine_dir)
+        built = load_pair(directory).config
+        self.config = _override(
+            built,
+            max_batch_size=max_batch_size,
+            max_num_tokens=max_num_tokens,
+            max_seq_len=max_seq_len,
+            num_draft_tokens=num_draft_tokens,
+            window_size=window_size,
+        )
+        if dtype is not None and dtype not in DTYPES:
+            raise EngineError(f"dtype={dtype!r} is not known; use one of {', '.join(DTYPES)}")
+        compute = None if dtype is None else DTYPES[dtype]
+        config, manifest = self.config, load_engine(directory / "target")
+        self.tokenizer = HFTokenizer(directory / "target")
+        num_blocks = _num_target_blocks(directory / "target", config, kv_cache_tokens, dtype or config.dtype)
+        self.runner = TorchRunner(directory / "target", num_blocks, config.block_size, compute, device)
+        blocks = BlockManager(num_blocks, config.block_size, prefix_caching=True)
+        self.draft_runner: TorchRunner | None = None
+        proposer = self._proposer(directory, blocks, compute, device)
+        scheduler = Scheduler(
+            blocks,
+            self._draft_length,
+            max_batch_size=config.max_batch_size,
+            max_num_tokens=config.max_num_tokens,
+        )
+        self.engine = Engine(
+            self.runner,
+            blocks,
+            scheduler,
+            proposer,
+            max_seq_len=config.max_seq_len,
+            eos_token_ids=manifest.eos_token_ids,
+            tokenizer=self.tokenizer,
+        )
+        self._ids = itertools.count()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        on_progress: OnProgress | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one or many prompts (text or token ids); outputs come in the order of the prompts."""
+        batch = _as_batch(prompts)
+        params = _as_params(sampling_params, len(batch))
+        names = self._add_all(batch, params)
+        final: dict[str, RequestOutput] = {}
+        try:
+            while self.engine.has_unfinished_requests and len(final) < len(names):
+                outputs = self.engine.step()
+                final.update({out.request_id: out for out in outputs if out.finished})
+                if on_progress is not None:
+                    on_progress(outputs, *self.engine.prompt_progress())
+        finally:
+            for name in names:
+                self.engine.abort(name)
+        return [final[name] for name in names]
+
+    def generate_stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, on_progress: OnProgress | None = None
+    ) -> Iterator[RequestOutput]:
+        """Answer one prompt step by step; each output holds all text so far. Closing the iterator aborts."""
+        (name,) = self._add_all([prompt], [sampling_params or SamplingParams()])
+        try:
+            while self.engine.has_unfinished_requests:
+                outputs = self.engine.step()
+                if on_progress is not None:
+                    on_progress(outputs, *self.engine.prompt_progress())
+                mine = [out for out in outputs if out.request_id == name]
+                yield from mine
+                if any(out.finished for out in mine):
+                    return
+        finally:
+            self.engine.abort(name)
+
+    def chat_prompt(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        """Token ids of a conversation by the model's chat template, to be passed to `generate`."""
+        return self.tokenizer.encode_chat(messages)
+
+    def memory(self) -> dict[str, int]:
+        """Bytes of the KV pools as allocated, and of one token and one draft."""
+        target, draft = self.runner.cache.num_bytes, self.draft_runner
+        return {
+            "target_kv_bytes": target,
+            "target_kv_bytes_per_token": target // (self.runner.num_blocks * self.runner.block_size),
+            "draft_kv_bytes": draft.cache.num_bytes if draft else 0,
+            "draft_kv_bytes_per_request": draft.cache.num_bytes // self.config.max_batch_size if draft else 0,
+        }
+
+    def _draft_length(self, request: Request) -> int:
+        """Fixed by configuration; a request may ask for fewer."""
+        limit = self.config.draft.num_draft_tokens
+        own = request.params.num_draft_tokens
+        return limit if own is None else min(limit, own)
+
+    def _proposer(self, directory: Path, blocks: BlockManager, dtype: torch.dtype | None, device: str) -> Proposer:
+        draft, size = self.config.draft, self.config.block_size
+        if draft.kind == "ngram":
+            return NGramProposer(self.runner.vocab_size, min_ngram=draft.ngram_min, max_ngram=draft.ngram_max)
+        if draft.kind == "self":
+            window = TargetWindow(blocks, window_size=draft.window_size, num_sink_tokens=draft.num_sink_tokens)
+            return ModelProposer(self.runner, window)
+        each = num_cyclic_blocks(draft.num_sink_tokens, draft.window_size, size, draft.max_draft_len)
+        runner = TorchRunner(directory / "draft", each * self.config.max_batch_size, size, dtype, device)
+        if runner.vocab_size != self.runner.vocab_size:
+            raise EngineError(
+                f"the draft has {runner.vocab_size} token ids and the target {self.runner.vocab_size}; "
+                "build the pair again from checkpoints that share a tokenizer"
+            )
+        self.draft_runner = runner
+        cache = CyclicDraftCache(
+            runner,
+            window_size=draft.window_size,
+            num_sink_tokens=draft.num_sink_tokens,
+            num_blocks_per_request=each,
+            sink_positions=draft.resolved_sink_positions,
+        )
+        return ModelProposer(runner, cache)
+
+    def _add_all(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> list[str]:
+        """Queue all prompts, or none if one of them is refused."""
+        names: list[str] = []
+        for index, (prompt, param) in enumerate(zip(prompts, params, strict=True)):
+            name = str(next(self._ids))
+            text = prompt if isinstance(prompt, str) else None
+            ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+            try:
+                self.engine.add_request(name, ids, param, prompt=text)
+            except RequestError as error:
+                for added in names:
+                    self.engine.abort(added)
+                raise RequestError(f"prompt {index}: {error}") from error
+            names.append(name)
+        return names
+
+
+def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    if prompts and isinstance(prompts[0], int):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _as_params(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if len(params) != count:
+        raise RequestError(f"{len(params)} sampling_params for {count} prompts; give one, or one for each prompt")
+    return list(params)
+
+
+def _override(built: PairConfig, **options: int | None) -> PairConfig:
+    """The built configuration with the caller's options, checked as a configuration file is."""
+    given = {name: value for name, value in options.items() if value is not None}
+    if "window_size" in given and built.draft.kind != "self":
+        raise EngineError(
+            f"window_size={given['window_size']} can be chosen at run time in self-speculation only; this pair's "
+            f"draft is {built.draft.kind!r}: build it with another window_size"
+        )
+    if given.get("max_seq_len", 0) > built.max_seq_len:
+        raise EngineError(
+            f"max_seq_len={given['max_seq_len']} is more than the {built.max_seq_len} that the pair was built with; "
+            "build it again with a larger max_seq_len"
+        )
+    draft = {name: given.pop(name) for name in ("num_draft_tokens", "window_size") if name in given}
+    data = built.model_dump()
+    data.update(given)
+    data["draft"].update(draft)
+    try:
+        return PairConfig.model_validate(data)
+    except ValueError as error:
+        raise EngineError(f"the options do not fit this pair: {error}") from error
+
+
+def _num_target_blocks(directory: Path, config: PairConfig, kv_cache_tokens: int | None, dtype: str) -> int:
+    tokens = default_kv_cache_tokens(directory, config, dtype) if kv_cache_tokens is None else kv_cache_tokens
+    if tokens < config.block_size:
+        raise EngineError(
+            f"kv_cache_tokens={tokens} is less than one block of {config.block_size}; give at least "
+            f"{config.block_size}, better a multiple of max_seq_len"
+        )
+    return tokens // config.block_size

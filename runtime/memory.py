@@ -1,0 +1,61 @@
+"""How much memory an engine needs, from its manifest and configuration alone; no weights are read."""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from magicdec.runtime.cyclic_cache import num_cyclic_blocks
+from magicdec.runtime.manifest import PairConfig
+
+BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes for a batch of equal contexts."""
+
+    target_weights: int
+    draft_weights: int
+    target_kv: int
+    draft_kv: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.target_weights + self.draft_weights + self.target_kv + self.draft_kv
+
+
+def kv_bytes_per_token(model_dir: Path, dtype: str) -> int:
+    """Keys and values of one token in all layers, over all tensor-parallel ranks."""
+    config = json.loads((model_dir / "config.json").read_text())
+    heads = max(config["num_key_value_heads"], config["mapping"]["tp_size"])
+    return int(2 * config["num_hidden_layers"] * heads * config["head_size"] * BYTES[dtype])
+
+
+def plan_memory(pair_dir: Path, config: PairConfig, *, context: int, batch_size: int) -> MemoryPlan:
+    """What `batch_size` sequences of `context` tokens need; the draft's part does not depend on the context."""
+    kv_dtype, size = config.resolved_kv_cache_dtype, config.block_size
+    tokens = -(-context // size) * size * batch_size
+    draft_kv = 0
+    if config.draft.kind == "model":
+        draft = config.draft
+        blocks = num_cyclic_blocks(draft.num_sink_tokens, draft.window_size, size, draft.max_draft_len)
+        draft_kv = blocks * size * batch_size * kv_bytes_per_token(pair_dir / "draft", kv_dtype)
+    return MemoryPlan(
+        target_weights=_weight_bytes(pair_dir / "target"),
+        draft_weights=_weight_bytes(pair_dir / "draft"),
+        target_kv=tokens * kv_bytes_per_token(pair_dir / "target", kv_dtype),
+        draft_kv=draft_kv,
+    )
+
+
+def default_kv_cache_tokens(model_dir: Path, config: PairConfig, dtype: str) -> int:
+    """max_batch_size sequences of max_seq_len, within half of the machine's free memory."""
+    wanted = config.max_batch_size * config.max_seq_len
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(wanted, free // 2 // kv_bytes_per_token(model_dir, dtype))
+
+
+def _weight_bytes(model_dir: Path) -> int:
+    return sum(path.stat().st_size for path in model_dir.glob("rank*.safetensors"))

@@ -1,0 +1,65 @@
+"""What a caller gets back. Names follow vLLM's, so that a caller of either finds their way."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from magicdec.runtime.logits import Logprob
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(frozen=True)
+class CompletionOutput:
+    """One of the n completions of a request; cumulative in a stream."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[dict[int, Logprob]] | None = None  # a row a token: the token itself first, then the k likeliest
+    finish_reason: FinishReason | None = None  # None while it runs
+    stop_reason: int | str | None = None  # the stop token id or stop string that ended it
+    error: str | None = None  # the text of the error when finish_reason is "error"
+
+    @property
+    def cumulative_logprob(self) -> float | None:
+        """Sum of the output tokens' log-probabilities; None when logprobs were not asked for."""
+        if self.logprobs is None:
+            return None
+        return sum(row[token_id].logprob for row, token_id in zip(self.logprobs, self.token_ids, strict=True))
+
+
+@dataclass(frozen=True)
+class RequestMetrics:
+    """What speculation did for one request (all its n completions together)."""
+
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0  # prompt tokens found in the prefix cache
+    num_output_tokens: int = 0
+    num_rounds: int = 0  # verify passes that carried drafts
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_preemptions: int = 0
+    prefill_seconds: float = 0.0  # arrival to first token
+    decode_seconds: float = 0.0  # first token to last token
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens that one speculative round yields on average (1 + accepted / rounds); 1 without speculation."""
+        return 1 + self.num_accepted_tokens / self.num_rounds if self.num_rounds else 1.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted over proposed draft tokens; 0 without speculation."""
+        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """The state of a request after a step; cumulative."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    metrics: RequestMetrics = field(default_factory=RequestMetrics)

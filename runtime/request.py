@@ -1,0 +1,166 @@
+"""One sequence that is being generated, and the group of the n sequences of one request."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from magicdec.runtime.detokenizer import Detokenizer
+from magicdec.runtime.logits import LogitsProcessor, Logprob
+from magicdec.runtime.outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput
+from magicdec.runtime.sampling_params import SamplingParams
+
+
+class RequestStatus(Enum):
+    """Where a request is; a preempted one waits again."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(eq=False)
+class Request:
+    """A sequence: its committed tokens, and how many of them are computed. Only the engine's commit changes it."""
+
+    request_id: str
+    params: SamplingParams
+    seed: int
+    token_ids: list[int]  # prompt, then committed output
+    num_prompt_tokens: int
+    max_seq_len: int
+    logits_processor: LogitsProcessor
+    detokenizer: Detokenizer
+    stop_token_ids: frozenset[int]  # end-of-sequence ids (unless ignored) and the request's own stop ids
+    leader: "Request | None" = None  # the sibling whose prompt blocks this one waits to share (n > 1)
+    status: RequestStatus = RequestStatus.WAITING
+    num_computed_tokens: int = 0  # tokens whose key and value stand in the target's cache
+    logprobs: list[dict[int, Logprob]] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    error: str | None = None
+    num_cached_tokens: int = 0
+    num_rounds: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_preemptions: int = 0
+    arrival_time: float = field(default_factory=time.perf_counter)
+    first_token_time: float | None = None
+    last_token_time: float | None = None
+
+    @property
+    def num_pending_tokens(self) -> int:
+        """Committed tokens that the target has yet to read; 1 when the request is ready to decode."""
+        return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        """Committed output tokens."""
+        return self.token_ids[self.num_prompt_tokens :]
+
+    @property
+    def num_output_tokens(self) -> int:
+        """How many output tokens are committed."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_tokens_left(self) -> int:
+        """Output tokens that may still come before max_tokens or max_seq_len ends the request."""
+        return min(self.params.max_tokens - self.num_output_tokens, self.max_seq_len - len(self.token_ids))
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether nothing more will come."""
+        return self.status is RequestStatus.FINISHED
+
+    @property
+    def shares_prompt_soon(self) -> bool:
+        """Whether a sibling is still computing the prompt blocks that this request could share."""
+        leader = self.leader
+        return leader is not None and not leader.is_finished and leader.num_output_tokens == 0
+
+    def commit(self, token_ids: Sequence[int], logprobs: list[dict[int, Logprob]]) -> None:
+        """Append accepted tokens up to and including the one that ends the request; the rest never happened."""
+        now = time.perf_counter()
+        self.first_token_time = self.first_token_time or now
+        self.last_token_time = now
+        for index, token_id in enumerate(token_ids):
+            self.token_ids.append(token_id)
+            self.logits_processor.append([token_id])
+            if self.logprobs is not None:
+                self.logprobs.append(logprobs[index])
+            if self._ends_at(token_id):
+                break
+
+    def finish(self, reason: FinishReason, stop_reason: int | str | None = None, error: str | None = None) -> None:
+        """End the request; text that was held back is released, except what a stop string cut."""
+        self.status = RequestStatus.FINISHED
+        self.finish_reason, self.stop_reason, self.error = reason, stop_reason, error
+        self.detokenizer.finish()
+
+    def completion(self, index: int) -> CompletionOutput:
+        """A snapshot for the caller."""
+        return CompletionOutput(
+            index=index,
+            text=self.detokenizer.text,
+            token_ids=self.output_token_ids,
+            logprobs=None if self.logprobs is None else list(self.logprobs),
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+            error=self.error,
+        )
+
+    def _ends_at(self, token_id: int) -> bool:
+        """Apply the end conditions after one more token, in the order of their strength."""
+        past_minimum = self.num_output_tokens >= self.params.min_tokens
+        is_stop_token = token_id in self.stop_token_ids
+        stop_string = self.detokenizer.append(token_id, is_stop_token=is_stop_token, may_stop=past_minimum)
+        if is_stop_token and past_minimum:
+            self.finish("stop", token_id if token_id in self.params.stop_token_ids else None)
+        elif stop_string is not None:
+            self.finish("stop", stop_string)
+        elif self.num_tokens_left == 0:
+            self.finish("length")
+        return self.is_finished
+
+
+@dataclass
+class RequestGroup:
+    """The n sequences of one request, answered together."""
+
+    request_id: str
+    prompt: str | None
+    requests: list[Request]
+
+    @property
+    def finished(self) -> bool:
+        """Whether all n sequences have ended."""
+        return all(request.is_finished for request in self.requests)
+
+    def output(self) -> RequestOutput:
+        """A snapshot for the caller; cumulative."""
+        first = self.requests[0]
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=self.prompt,
+            prompt_token_ids=first.token_ids[: first.num_prompt_tokens],
+            outputs=[request.completion(index) for index, request in enumerate(self.requests)],
+            finished=self.finished,
+            metrics=self._metrics(),
+        )
+
+    def _metrics(self) -> RequestMetrics:
+        requests, start = self.requests, self.requests[0].arrival_time
+        firsts = [request.first_token_time for request in requests if request.first_token_time is not None]
+        lasts = [request.last_token_time for request in requests if request.last_token_time is not None]
+        return RequestMetrics(
+            num_prompt_tokens=requests[0].num_prompt_tokens,
+            num_cached_tokens=sum(request.num_cached_tokens for request in requests),
+            num_output_tokens=sum(request.num_output_tokens for request in requests),
+            num_rounds=sum(request.num_rounds for request in requests),
+            num_draft_tokens=sum(request.num_draft_tokens for request in requests),
+            num_accepted_tokens=sum(request.num_accepted_tokens for request in requests),
+            num_preemptions=sum(request.num_preemptions for request in requests),
+            prefill_seconds=min(firsts) - start if firsts else 0.0,
+            decode_seconds=max(lasts) - min(firsts) if firsts else 0.0,
+        )

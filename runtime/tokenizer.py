@@ -1,0 +1,71 @@
+"""The engine directory's tokenizer: encode, decode as a stream, and the chat template."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from magicdec.errors import EngineError, RequestError
+
+
+class Tokenizer(Protocol):
+    """What the engine needs of a tokenizer."""
+
+    def encode_plain(self, text: str) -> list[int]:
+        """Token ids of a piece of text, without special tokens around it."""
+        ...
+
+    def decode_stream(self) -> Callable[[int], str | None]:
+        """A new incremental decoder: takes one id, returns the text that became certain."""
+        ...
+
+
+class HFTokenizer:
+    """`tokenizer.json` and the chat template, by transformers and its tokenizers library."""
+
+    def __init__(self, directory: Path) -> None:
+        from tokenizers import Tokenizer as RawTokenizer
+        from transformers import AutoTokenizer
+
+        if not (directory / "tokenizer.json").is_file():
+            raise EngineError(
+                f"{directory} holds no tokenizer.json; build the pair again from a checkpoint that has one"
+            )
+        try:
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(directory)
+            self._raw = RawTokenizer.from_file(str(directory / "tokenizer.json"))
+        except Exception as error:  # the libraries raise many kinds, down to bare Exception
+            raise EngineError(
+                f"the tokenizer in {directory} cannot be loaded: {error}; build the pair again"
+            ) from error
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids with the special tokens that the model expects around a prompt."""
+        return self._ids(text, special=True)
+
+    def encode_plain(self, text: str) -> list[int]:
+        """Token ids without special tokens around them."""
+        return self._ids(text, special=False)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of token ids, special tokens left out."""
+        return str(self._raw.decode(list(token_ids), skip_special_tokens=True))
+
+    def decode_stream(self) -> Callable[[int], str | None]:
+        """Text by whole characters; special tokens are left out."""
+        from tokenizers.decoders import DecodeStream
+
+        stream = DecodeStream(skip_special_tokens=True)
+        return lambda token_id: stream.step(self._raw, token_id)
+
+    def chat_prompt(self, messages: Sequence[dict[str, str]]) -> str:
+        """The text of a conversation, ready for the answer."""
+        if not self._tokenizer.chat_template:
+            raise RequestError("this model's tokenizer has no chat template; give the prompt as plain text")
+        return str(self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True))
+
+    def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        """Token ids of a conversation; the template writes the special tokens itself."""
+        return self.encode_plain(self.chat_prompt(messages))
+
+    def _ids(self, text: str, *, special: bool) -> list[int]:
+        return list(self._raw.encode(text, add_special_tokens=special).ids)

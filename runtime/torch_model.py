@@ -1,0 +1,132 @@
+"""The decoder that a TensorRT-LLM checkpoint describes, in plain PyTorch: LLaMA, Mistral, Qwen2 and Qwen3."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from magicdec.plugins.attention import paged_attention, sequence_views
+from magicdec.plugins.rotary import Rotary, rotate
+from magicdec.runtime.kv_cache import KVCache
+from magicdec.runtime.model_input import ModelInput
+
+Weights = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The part of a checkpoint's config.json that shapes the computation."""
+
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    hidden_size: int
+    vocab_size: int
+    norm_epsilon: float
+    rotary_base: float
+    rotary_scaling: Mapping[str, Any] | None
+    qk_layernorm: bool
+
+    @classmethod
+    def from_checkpoint(cls, config: Mapping[str, Any]) -> "ModelConfig":
+        """Read the TensorRT-LLM names."""
+        return cls(
+            num_layers=config["num_hidden_layers"],
+            num_heads=config["num_attention_heads"],
+            num_kv_heads=config["num_key_value_heads"],
+            head_size=config["head_size"],
+            hidden_size=config["hidden_size"],
+            vocab_size=config["vocab_size"],
+            norm_epsilon=config["norm_epsilon"],
+            rotary_base=config["rotary_base"],
+            rotary_scaling=config["rotary_scaling"],
+            qk_layernorm=config["qk_layernorm"],
+        )
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Weights of one decoder layer; linears are [out_features, in_features]."""
+
+    input_norm: torch.Tensor
+    qkv: torch.Tensor  # [q | k | v] rows
+    qkv_bias: torch.Tensor | None
+    query_norm: torch.Tensor | None  # Qwen3: over each head
+    key_norm: torch.Tensor | None
+    dense: torch.Tensor
+    post_norm: torch.Tensor
+    gate: torch.Tensor  # passed through SiLU; TensorRT-LLM calls it fc
+    up: torch.Tensor  # TensorRT-LLM calls it gate
+    down: torch.Tensor
+
+    @classmethod
+    def from_checkpoint(cls, weights: Weights, index: int) -> "Layer":
+        """Pick one layer's tensors by their TensorRT-LLM names."""
+        prefix = f"transformer.layers.{index}."
+        return cls(
+            input_norm=weights[prefix + "input_layernorm.weight"],
+            qkv=weights[prefix + "attention.qkv.weight"],
+            qkv_bias=weights.get(prefix + "attention.qkv.bias"),
+            query_norm=weights.get(prefix + "attention.q_layernorm.weight"),
+            key_norm=weights.get(prefix + "attention.k_layernorm.weight"),
+            dense=weights[prefix + "attention.dense.weight"],
+            post_norm=weights[prefix + "post_layernorm.weight"],
+            gate=weights[prefix + "mlp.fc.weight"],
+            up=weights[prefix + "mlp.gate.weight"],
+            down=weights[prefix + "mlp.proj.weight"],
+        )
+
+
+class TorchModel:
+    """Forward pass over a paged cache. All arithmetic is in the weights' dtype, norms in at least float32."""
+
+    def __init__(self, config: ModelConfig, weights: Weights) -> None:
+        self.config = config
+        self.embedding = weights["transformer.vocab_embedding.weight"]
+        self.layers = [Layer.from_checkpoint(weights, index) for index in range(config.num_layers)]
+        self.final_norm = weights["transformer.ln_f.weight"]
+        self.head = weights["lm_head.weight"]
+        self.wide = torch.promote_types(self.embedding.dtype, torch.float32)
+        self.rotary = Rotary(config.head_size, config.rotary_base, config.rotary_scaling, self.wide)
+        self.rotary.inverse_frequencies = self.rotary.inverse_frequencies.to(self.embedding.device)
+        self.scale = config.head_size**-0.5
+
+    def forward(self, inputs: ModelInput, cache: KVCache, block_size: int) -> torch.Tensor:
+        """Logits [N, vocab_size] in at least float32."""
+        device, dtype = self.embedding.device, self.embedding.dtype
+        views = sequence_views(
+            inputs.query_start_loc.tolist(), inputs.cache_lens.tolist(), inputs.block_table.tolist(), block_size
+        )
+        slots = inputs.slot_mapping.to(device)
+        cos, sin = (angle.to(dtype) for angle in self.rotary.angles(inputs.positions.to(device)))
+        hidden = functional.embedding(inputs.input_ids.to(device), self.embedding)  # [T, hidden]
+        for index, layer in enumerate(self.layers):
+            query, key, value = self._project(layer, self._norm(hidden, layer.input_norm), cos, sin)
+            cache.write(index, slots, key, value)
+            mixed = paged_attention(query * self.scale, cache.keys[index], cache.values[index], views)
+            hidden = hidden + functional.linear(mixed.flatten(1), layer.dense)
+            normed = self._norm(hidden, layer.post_norm)
+            gated = functional.silu(functional.linear(normed, layer.gate)) * functional.linear(normed, layer.up)
+            hidden = hidden + functional.linear(gated, layer.down)
+        wanted = self._norm(hidden[inputs.logits_indices.to(device)], self.final_norm)
+        return functional.linear(wanted, self.head)[:, : self.config.vocab_size].to(self.wide)
+
+    def _project(
+        self, layer: Layer, normed: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries [T, heads, head_size], keys and values [T, kv_heads, head_size], rotated."""
+        config = self.config
+        heads = functional.linear(normed, layer.qkv, layer.qkv_bias).view(len(normed), -1, config.head_size)
+        query, key, value = torch.split(heads, [config.num_heads, config.num_kv_heads, config.num_kv_heads], dim=1)
+        if layer.query_norm is not None and layer.key_norm is not None:
+            query, key = self._norm(query, layer.query_norm), self._norm(key, layer.key_norm)
+        return rotate(query, cos, sin), rotate(key, cos, sin), value
+
+    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Root mean square norm (arXiv 1910.07467)."""
+        wide = x.to(self.wide)
+        scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.config.norm_epsilon)
+        return weight * scaled.to(x.dtype)

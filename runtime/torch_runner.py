@@ -1,0 +1,82 @@
+"""Executes an engine directory's checkpoint with PyTorch, on a CPU or, by the same code, on CUDA."""
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from magicdec.errors import EngineError
+from magicdec.plugins.rotary import rotate
+from magicdec.runtime.kv_cache import KVCache
+from magicdec.runtime.manifest import load_engine
+from magicdec.runtime.model_input import ModelInput
+from magicdec.runtime.torch_model import ModelConfig, TorchModel
+
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
+
+
+class TorchRunner:
+    """A `ModelRunner` on PyTorch. engine_dir: the `target/` or `draft/` folder of a pair.
+
+    dtype: compute in this type instead of the checkpoint's (float64 in tests). Logits are float32, float64 in float64.
+    """
+
+    def __init__(
+        self,
+        engine_dir: Path,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype | None = None,
+        device: str = "cpu",
+    ) -> None:
+        manifest = load_engine(engine_dir)
+        if manifest.tp_size != 1:
+            raise EngineError(
+                f"{engine_dir} was built for {manifest.tp_size} tensor-parallel ranks, and this runner runs one; "
+                "build with --tp 1"
+            )
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.vocab_size = manifest.vocab_size
+        self.device = torch.device(device)
+        self.dtype = dtype or DTYPES[manifest.dtype]
+        config = ModelConfig.from_checkpoint(json.loads((engine_dir / "config.json").read_text()))
+        self.model = TorchModel(config, self._load(engine_dir / "rank0.safetensors"))
+        self.cache = KVCache(
+            num_layers=config.num_layers,
+            num_kv_heads=config.num_kv_heads,
+            head_size=config.head_size,
+            num_slots=num_blocks * block_size,
+            dtype=self.dtype,
+            device=self.device,
+        )
+
+    @torch.inference_mode()
+    def forward(self, inputs: ModelInput) -> torch.Tensor:
+        """Logits [N, vocab_size] on the host; rows of padded vocabulary are cut."""
+        return self.model.forward(inputs, self.cache, self.block_size)[:, : self.vocab_size].cpu()
+
+    @torch.inference_mode()
+    def read_keys(self, slots: list[int], positions: list[int]) -> torch.Tensor:
+        """Position-free keys [layers, kv_heads, n, head_size] in at least float32."""
+        keys = self.cache.keys[:, :, torch.tensor(slots, device=self.device)].to(self.model.wide)
+        return self._turn(keys, positions, back=True)
+
+    @torch.inference_mode()
+    def write_keys(self, slots: list[int], positions: list[int], keys: torch.Tensor) -> None:
+        """Rotate position-free keys to these positions and store them."""
+        turned = self._turn(keys, positions, back=False).to(self.dtype)
+        self.cache.keys.index_copy_(2, torch.tensor(slots, device=self.device), turned)
+
+    def _turn(self, keys: torch.Tensor, positions: list[int], *, back: bool) -> torch.Tensor:
+        cos, sin = self.model.rotary.angles(torch.tensor(positions, device=self.device))  # [n, 1, head_size]
+        cos, sin = cos.squeeze(1), sin.squeeze(1)
+        return rotate(keys, cos, -sin if back else sin)
+
+    def _load(self, path: Path) -> dict[str, torch.Tensor]:
+        try:
+            with safe_open(path, framework="pt", device=str(self.device)) as file:
+                return {name: file.get_tensor(name).to(self.dtype) for name in file.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError) as error:
+            raise EngineError(f"{path} cannot be read: {error}; build the pair again with build-engine") from error
