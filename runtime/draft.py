@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
+from magicdec.runtime.rejection import one_hot_probs
+
 
 @dataclass(frozen=True)
 class Draft:
@@ -26,6 +28,4 @@ def no_draft(vocab_size: int) -> Draft:
 
 def one_hot_draft(token_ids: list[int], vocab_size: int) -> Draft:
     """A draft from a proposer that does not draw."""
-    probs = torch.zeros(len(token_ids), vocab_size)
-    probs[torch.arange(len(token_ids)), torch.tensor(token_ids, dtype=torch.int64)] = 1
-    return Draft(token_ids, probs)
+    return Draft(token_ids, one_hot_probs(token_ids, vocab_size))
