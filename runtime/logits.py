@@ -178,8 +178,7 @@ class LogitsProcessor:
             last = logits.topk(params.top_k, dim=-1).values[:, -1:]  # [R, 1]
             logits.masked_fill_(logits < last, -math.inf)
         if params.top_p < 1:
-            probs = logits.softmax(dim=-1)
-            logits.masked_fill_(probs < _nucleus_edge(probs, params.top_p), -math.inf)
+            logits.masked_fill_(logits < _nucleus_edge(logits, params.top_p), -math.inf)
 
 
 class _TokenCounts:
@@ -216,23 +215,24 @@ class _TokenCounts:
         return ids, counts, seen
 
 
-def _nucleus_edge(probs: torch.Tensor, top_p: float) -> torch.Tensor:
-    """[R, 1]: the smallest probability in the smallest set of the most likely tokens that holds `top_p`.
+def _nucleus_edge(logits: torch.Tensor, top_p: float) -> torch.Tensor:
+    """[R, 1]: the smallest logit in the smallest set of the most likely tokens that holds `top_p`.
 
-    Keeping what is at least as likely means that tokens of equal probability share one fate, so that no order among
-    them matters. Sums are in float64 and run from the largest down, so a guess that reaches top_p finds the very edge
-    that sorting the whole row would.
+    Keeping what is at least as large means that equal logits share one fate, so that no order among them matters. Sums
+    are in float64 and run from the largest down, so a guess that reaches top_p finds the very edge that sorting the
+    whole row would.
     """
-    vocab_size = probs.shape[-1]
+    probs = logits.softmax(dim=-1)
+    vocab_size = logits.shape[-1]
     size = min(_TOP_P_GUESS, vocab_size)
     while True:
-        top = probs.topk(size, dim=-1).values  # [R, size], falling
-        reached = top.double().cumsum(dim=-1) >= top_p
+        top = logits.topk(size, dim=-1)  # [R, size], falling
+        reached = probs.gather(1, top.indices).double().cumsum(dim=-1) >= top_p
         if size == vocab_size or bool(reached[:, -1].all()):
             break
         size = min(8 * size, vocab_size)
     reached[:, -1] = True  # rounding may keep the whole sum below top_p: keep all
-    return top.gather(1, reached.int().argmax(dim=-1, keepdim=True))
+    return top.values.gather(1, reached.int().argmax(dim=-1, keepdim=True))
 
 
 def _float_copy(logits: torch.Tensor) -> torch.Tensor:
