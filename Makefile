@@ -1,0 +1,67 @@
+# make demo   a real model answers from a long real text, plain and speculative side by side
+# make test   style, types and the tests
+# See README.md for more.
+
+PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.10 python3,$(shell command -v $(name))))
+TORCH ?= torch==2.13.0
+# URL of a package index that holds PyTorch, e.g. the one of CPU-only wheels (see pytorch.org); empty = pip's own.
+TORCH_INDEX ?=
+# Passed on to the demo: make demo ARGS="--context 8000 --window 1024"
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help demo install install-test test lint pytest test-slow format clean
+
+help:
+	@echo "make demo       download a small model, build a pair, generate from a long text; ARGS=\"--help\" lists options"
+	@echo "make test       ruff, mypy and the tests (minutes)"
+	@echo "make test-slow  the tests that take over a minute each"
+	@echo "make format     let ruff put the code in order"
+	@echo "make clean      remove .venv, downloads and built engines"
+	@echo "Variables: PYTHON=$(PYTHON)  TORCH=$(TORCH)  TORCH_INDEX=$(TORCH_INDEX)"
+
+demo: install
+	@$(BIN)/magicdec demo $(ARGS)
+
+install: $(VENV)/installed
+install-test: $(VENV)/installed-test
+
+test: lint pytest
+
+lint: install-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+pytest: install-test
+	$(BIN)/python -m pytest -m "not slow"
+
+test-slow: install-test
+	$(BIN)/python -m pytest -m slow
+
+format: install-test
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) .cache build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(VENV)/torch:
+	@test -n "$(PYTHON)" || { echo "No Python found; install Python 3.11 (Debian: apt install python3.11 python3.11-venv)" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 13))' || \
+		{ echo "$(PYTHON) is $$($(PYTHON) --version); Python 3.10, 3.11 or 3.12 is needed: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || \
+		{ echo "$(PYTHON) cannot make a virtual environment; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$(TORCH)"
+	@touch $@
+
+$(VENV)/installed: $(VENV)/torch pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[demo]"
+	@touch $@
+
+$(VENV)/installed-test: $(VENV)/torch pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[test]"
+	@touch $@ $(VENV)/installed
