@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from magicdec.errors import RequestError
+from magicdec.errors import EngineError, RequestError
 from magicdec.runtime.block_manager import BlockManager
 from magicdec.runtime.detokenizer import Detokenizer
 from magicdec.runtime.draft import Draft
@@ -33,11 +33,12 @@ class Engine:
         proposer: Proposer,
         *,
         max_seq_len: int,
+        max_draft_len: int,
         eos_token_ids: Sequence[int],
         tokenizer: Tokenizer | None = None,
     ) -> None:
         if scheduler.max_num_tokens < scheduler.max_batch_size:
-            raise RequestError(
+            raise EngineError(
                 f"max_num_tokens={scheduler.max_num_tokens} is less than max_batch_size={scheduler.max_batch_size}: "
                 "a step could not hold one token of each request; raise the one or lower the other"
             )
@@ -46,6 +47,7 @@ class Engine:
         self.scheduler = scheduler
         self.proposer = proposer
         self.max_seq_len = max_seq_len
+        self.max_draft_len = max_draft_len
         self.eos_token_ids = list(eos_token_ids)
         self.tokenizer = tokenizer
         self._groups: dict[str, RequestGroup] = {}
@@ -239,6 +241,11 @@ class Engine:
             for token_id in ids:
                 if not 0 <= token_id < vocab_size:
                     raise RequestError(f"{name} holds token id {token_id}; ids must be in 0..{vocab_size - 1}")
+        if (params.num_draft_tokens or 0) > self.max_draft_len:
+            raise RequestError(
+                f"num_draft_tokens={params.num_draft_tokens} is more than this engine's max_draft_len="
+                f"{self.max_draft_len}; ask for at most {self.max_draft_len}, or build with a larger max_draft_len"
+            )
         if (params.stop or params.bad_words) and self.tokenizer is None:
             raise RequestError("stop strings and bad_words need a tokenizer, and this engine has none; use token ids")
         total = min(length + params.max_tokens, self.max_seq_len)

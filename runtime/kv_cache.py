@@ -20,8 +20,8 @@ class KVCache:
         device: torch.device,
     ) -> None:
         shape = (num_layers, num_kv_heads, num_slots, head_size)
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)
-        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        self.keys = torch.empty(shape, dtype=dtype, device=device)
+        self.values = torch.empty(shape, dtype=dtype, device=device)
 
     @property
     def num_bytes(self) -> int:

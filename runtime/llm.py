@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
+from pydantic import ValidationError
 
 from magicdec.errors import EngineError, RequestError
 from magicdec.runtime.block_manager import BlockManager
@@ -81,6 +82,7 @@ class LLM:
             scheduler,
             proposer,
             max_seq_len=config.max_seq_len,
+            max_draft_len=config.draft.max_draft_len,
             eos_token_ids=manifest.eos_token_ids,
             tokenizer=self.tokenizer,
         )
@@ -141,10 +143,9 @@ class LLM:
         }
 
     def _draft_length(self, request: Request) -> int:
-        """Fixed by configuration; a request may ask for fewer."""
-        limit = self.config.draft.num_draft_tokens
+        """Fixed by configuration, or by the request itself."""
         own = request.params.num_draft_tokens
-        return limit if own is None else min(limit, own)
+        return self.config.draft.num_draft_tokens if own is None else own
 
     def _proposer(self, directory: Path, blocks: BlockManager, dtype: torch.dtype | None, device: str) -> Proposer:
         draft, size = self.config.draft, self.config.block_size
@@ -222,8 +223,9 @@ def _override(built: PairConfig, **options: int | None) -> PairConfig:
     data["draft"].update(draft)
     try:
         return PairConfig.model_validate(data)
-    except ValueError as error:
-        raise EngineError(f"the options do not fit this pair: {error}") from error
+    except ValidationError as error:
+        reasons = "; ".join(detail["msg"] for detail in error.errors())
+        raise EngineError(f"options {given | draft} do not fit this pair: {reasons}") from error
 
 
 def _num_target_blocks(directory: Path, config: PairConfig, kv_cache_tokens: int | None, dtype: str) -> int:

@@ -53,8 +53,16 @@ def plan_memory(pair_dir: Path, config: PairConfig, *, context: int, batch_size:
 def default_kv_cache_tokens(model_dir: Path, config: PairConfig, dtype: str) -> int:
     """max_batch_size sequences of max_seq_len, within half of the machine's free memory."""
     wanted = config.max_batch_size * config.max_seq_len
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(wanted, free // 2 // kv_bytes_per_token(model_dir, dtype))
+    return min(wanted, free_memory() // 2 // kv_bytes_per_token(model_dir, dtype))
+
+
+def free_memory() -> int:
+    """Bytes that the machine can give to a new process without swapping."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith("MemAvailable")).split()[1]) * 1024
+    except (OSError, StopIteration):
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _weight_bytes(model_dir: Path) -> int:

@@ -23,20 +23,15 @@ class HFTokenizer:
     """`tokenizer.json` and the chat template, by transformers and its tokenizers library."""
 
     def __init__(self, directory: Path) -> None:
-        from tokenizers import Tokenizer as RawTokenizer
-        from transformers import AutoTokenizer
+        from transformers import PreTrainedTokenizerFast
 
         if not (directory / "tokenizer.json").is_file():
-            raise EngineError(
-                f"{directory} holds no tokenizer.json; build the pair again from a checkpoint that has one"
-            )
+            raise EngineError(f"{directory} holds no tokenizer.json; build the pair from a checkpoint that has one")
         try:
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(directory)
-            self._raw = RawTokenizer.from_file(str(directory / "tokenizer.json"))
+            self._tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(directory)
         except Exception as error:  # the libraries raise many kinds, down to bare Exception
-            raise EngineError(
-                f"the tokenizer in {directory} cannot be loaded: {error}; build the pair again"
-            ) from error
+            raise EngineError(f"the tokenizer in {directory} cannot be loaded: {error}; build it again") from error
+        self._raw: Any = self._tokenizer.backend_tokenizer
 
     def encode(self, text: str) -> list[int]:
         """Token ids with the special tokens that the model expects around a prompt."""
