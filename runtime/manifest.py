@@ -25,7 +25,7 @@ GpuName = Literal["a100-80gb", "h100-80gb"]
 
 
 class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class DraftConfig(_Frozen):

@@ -1,0 +1,202 @@
+"""Building an engine pair: checks, conversion, manifests; into a temporary sibling that is renamed at the end."""
+
+import glob
+import json
+import logging
+import os
+import platform
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Literal
+
+from magicdec.builder.config import resolve_config
+from magicdec.builder.convert import TORCH_DTYPES, write_rank
+from magicdec.builder.memory import disk_bytes
+from magicdec.builder.pair import Side, check_pair, resolve_eos
+from magicdec.builder.safetensors_writer import write_error
+from magicdec.builder.source import TensorSource, open_source
+from magicdec.builder.tokenizer import stage_tokenizer
+from magicdec.errors import BuildError
+from magicdec.runtime.manifest import (
+    ENGINE_FILE,
+    PAIR_FILE,
+    DtypeName,
+    EngineManifest,
+    FileRecord,
+    PairConfig,
+    PairManifest,
+    hash_file,
+)
+
+Role = Literal["target", "draft"]
+OnProgress = Callable[[str, int, int], None]
+log = logging.getLogger("magicdec.builder")
+_PACKAGES = ("magicdec", "torch", "safetensors", "transformers", "gguf")
+
+
+def build_pair(
+    target: Path,
+    draft: Path | Literal["self", "ngram"],
+    config: PairConfig,
+    output: Path,
+    *,
+    tp_size: int | None = None,
+    dtype: DtypeName | None = None,
+    overwrite: bool = False,
+    on_progress: OnProgress | None = None,
+) -> Path:
+    """Build the engine directory `output` for this pair and return its path.
+
+    target, draft: checkpoint paths (see `open_source`), or "self" / "ngram", which replace the configuration's kind of
+    draft. tp_size, dtype: replace the configuration's. overwrite: replace an engine directory that is there already.
+    on_progress(stage, done, total): called while tokenizers are read ("tokenizer", counted) and weights are converted
+    ("convert target", "convert draft", in bytes).
+
+    Nothing appears at `output` before everything is written; whatever goes wrong, the unfinished files are removed.
+    Raises ConfigError, CheckpointError, PairError, or BuildError (disk full, output exists or cannot be written).
+    """
+    report = on_progress or (lambda _stage, _done, _total: None)
+    kind: Literal["model", "self", "ngram"] = draft if draft == "self" or draft == "ngram" else "model"
+    config = resolve_config(config, kind=kind, dtype=dtype, tp_size=tp_size)
+    paths: dict[Role, Path] = {"target": target}
+    if isinstance(draft, Path):
+        paths["draft"] = draft
+    output = output.absolute()
+    _check_output(output, overwrite)
+    with _sources(paths) as sources, _temporary(output, overwrite) as directory:
+        sides = _stage(sources, directory, report)
+        check_pair(config, sides["target"], sides.get("draft"), output)
+        for role, source in sources.items():
+            _write_engine(role, source, sides[role], config, directory / role, report)
+        _write_text(directory / PAIR_FILE, PairManifest(config=config).model_dump_json(indent=2))
+    return output
+
+
+@contextmanager
+def _sources(paths: dict[Role, Path]) -> Iterator[dict[Role, TensorSource]]:
+    sources: dict[Role, TensorSource] = {}
+    try:
+        for role, path in paths.items():
+            sources[role] = open_source(path)
+        yield sources
+    finally:
+        for source in sources.values():
+            source.close()
+
+
+@contextmanager
+def _temporary(output: Path, overwrite: bool) -> Iterator[Path]:
+    """A folder beside the output that takes its name if the block ends well, and is removed if it does not."""
+    directory = output.parent / f".{output.name}.building-{os.getpid()}"
+    for left in output.parent.glob(f".{glob.escape(output.name)}.building-*"):
+        log.warning("%s is left over from a build that was killed, or belongs to one that still runs", left)
+    try:
+        directory.mkdir(parents=True)
+    except OSError as error:
+        raise write_error(directory, error) from error
+    try:
+        yield directory
+        _publish(directory, output, overwrite)
+    except OSError as error:
+        raise write_error(output, error) from error
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _publish(directory: Path, output: Path, overwrite: bool) -> None:
+    _check_output(output, overwrite)
+    if not output.exists():
+        directory.rename(output)
+        return
+    old = output.parent / f".{output.name}.replaced-{os.getpid()}"
+    output.rename(old)
+    try:
+        directory.rename(output)
+    except BaseException:
+        old.rename(output)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _check_output(output: Path, overwrite: bool) -> None:
+    if not output.exists():
+        return
+    if not output.is_dir():
+        raise BuildError(f"{output} is a file; give another --output.")
+    if not any(output.iterdir()):
+        return
+    if not (output / PAIR_FILE).is_file():
+        raise BuildError(f"{output} exists, and is no engine directory; give another --output.")
+    if not overwrite:
+        raise BuildError(f"{output} exists already; give another --output, or overwrite it with --overwrite.")
+
+
+def _stage(sources: dict[Role, TensorSource], directory: Path, report: OnProgress) -> dict[Role, Side]:
+    """Tokenizers first: they are small, and the pair checks need them."""
+    sides = {}
+    for done, (role, source) in enumerate(sources.items()):
+        report("tokenizer", done, len(sources))
+        (directory / role).mkdir()
+        sides[role] = Side(role, source.path, source.spec, stage_tokenizer(source, directory / role))
+    report("tokenizer", len(sources), len(sources))
+    return sides
+
+
+def _write_engine(
+    role: Role, source: TensorSource, side: Side, config: PairConfig, directory: Path, report: OnProgress
+) -> None:
+    spec, tp_size = source.spec, config.tp_size
+    eos_token_ids = resolve_eos(side)
+    _write_text(directory / "config.json", json.dumps(spec.to_trtllm(config.dtype, tp_size), indent=2))
+    files = {path.name: FileRecord(bytes=path.stat().st_size, sha256=hash_file(path)) for path in directory.iterdir()}
+    done, total = 0, disk_bytes(spec, config.dtype, tp_size)
+
+    def on_bytes(size: int) -> None:
+        nonlocal done
+        done += size
+        report(f"convert {role}", done, total)
+
+    report(f"convert {role}", 0, total)
+    for rank in range(tp_size):
+        path = directory / f"rank{rank}.safetensors"
+        files[path.name] = write_rank(
+            source, path, rank=rank, tp_size=tp_size, dtype=TORCH_DTYPES[config.dtype], on_bytes=on_bytes
+        )
+    manifest = EngineManifest(
+        role=role,
+        source=str(source.path),
+        source_format=source.format,
+        architecture=spec.architecture,
+        dtype=config.dtype,
+        tp_size=tp_size,
+        vocab_size=side.vocab_size,
+        eos_token_ids=eos_token_ids,
+        trained_len=spec.max_position_embeddings,
+        num_parameters=spec.num_parameters,
+        versions=_versions(),
+        files=dict(sorted(files.items())),
+    )
+    _write_text(directory / ENGINE_FILE, manifest.model_dump_json(indent=2))
+
+
+def _write_text(path: Path, text: str) -> None:
+    try:
+        path.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise write_error(path, error) from error
+
+
+def _versions() -> dict[str, str]:
+    """What built this engine, for bug reports; a package that is not installed is left out."""
+    found = {package: _version(package) for package in _PACKAGES}
+    return {"python": platform.python_version(), **{name: text for name, text in found.items() if text is not None}}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
