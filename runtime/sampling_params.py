@@ -53,7 +53,7 @@ _MENDS = {
     "repetition_penalty": "give a number above 0 (1 switches it off)",
     "presence_penalty": "give a number from -2 to 2 (0 switches it off)",
     "frequency_penalty": "give a number from -2 to 2 (0 switches it off)",
-    "logit_bias": "map token ids to finite numbers; to forbid a token use bad_words",
+    "logit_bias": f"give a mapping of token ids to numbers within +-{MAX_LOGIT_BIAS:g}; to forbid a text use bad_words",
     "bad_words": "give a list of strings that are not empty",
     "stop": "give a string or a list of strings, none of them empty",
     "stop_token_ids": "give a list of token ids, 0 or more each",

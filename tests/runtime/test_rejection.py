@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from magicdec.runtime import rejection
@@ -46,6 +46,7 @@ def test_greedy_takes_the_targets_choice_for_any_draws() -> None:
         assert rejection_sample(target, draft, [1, 0], [draw] * 2, [draw] * 3) == VerifyOutput(0, (2,))
 
 
+@settings(deadline=None)
 @given(
     best=st.lists(st.integers(0, 3), min_size=1, max_size=4),
     guesses=st.lists(st.integers(0, 3), min_size=3, max_size=3),
@@ -73,12 +74,14 @@ def test_sample_scales_an_unnormalised_row() -> None:
     assert [sample(torch.tensor([1.0, 3.0]), u) for u in (0.2, 0.3)] == [0, 1]
 
 
+@settings(deadline=None)
 @given(weights=WEIGHTS, draw=DRAWS, dtype=st.sampled_from(FLOATS))
 def test_sample_never_gives_a_token_of_probability_zero(weights: list[float], draw: float, dtype: torch.dtype) -> None:
     probs = probs_of(weights, dtype)
     assert probs[sample(probs, draw)] > 0
 
 
+@settings(deadline=None)
 @given(target=WEIGHTS, draft=WEIGHTS, draws=st.tuples(DRAWS, DRAWS, DRAWS), dtype=st.sampled_from(FLOATS))
 def test_no_output_token_is_one_that_the_target_excludes(
     target: list[float], draft: list[float], draws: tuple[float, float, float], dtype: torch.dtype

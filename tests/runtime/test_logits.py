@@ -1,0 +1,333 @@
+"""LogitsProcessor against a naive reference: one row at a time, plain lists, the whole history walked each time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from magicdec.errors import RequestError
+from magicdec.runtime import logits as logits_module
+from magicdec.runtime.logits import LogitsProcessor
+from magicdec.runtime.sampling_params import SamplingParams
+
+V = 7
+INF = math.inf
+TOKENS = st.integers(0, V - 1)
+
+
+@dataclass(frozen=True)
+class Situation:
+    """A request in the middle of its output, and the rows that one call processes."""
+
+    params: SamplingParams
+    prompt: list[int]
+    output: list[int]
+    drafts: list[int]
+    first: int
+    rows: list[list[float]]
+    eos: list[int]
+    bad_words: list[list[int]]
+
+    def processor(self, more_output: Sequence[int] = ()) -> LogitsProcessor:
+        made = LogitsProcessor(self.params, self.prompt, V, self.eos, self.bad_words)
+        made.append(self.output)
+        for token in more_output:
+            made.append([token])
+        return made
+
+    def probs(self, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+        return self.processor().probs(torch.tensor(self.rows, dtype=dtype), self.drafts, self.first)
+
+
+OPTIONS = {
+    "temperature": st.sampled_from([0.0, 0.3, 1.0, 1.7]),
+    "top_k": st.sampled_from([-1, 0, 1, 2, 3, 6, 7, 50]),
+    "top_p": st.sampled_from([1.0, 0.9, 0.61, 0.33, 0.05]),
+    "min_p": st.sampled_from([0.0, 0.04, 0.31]),
+    "repetition_penalty": st.sampled_from([1.0, 1.3, 0.7]),
+    "presence_penalty": st.sampled_from([0.0, 0.6, -0.4]),
+    "frequency_penalty": st.sampled_from([0.0, 0.35, -0.2]),
+    "min_tokens": st.integers(0, 5),
+    "logit_bias": st.none() | st.dictionaries(TOKENS, st.sampled_from([-3.0, 0.5, 2.25]), max_size=3),
+    "stop_token_ids": st.lists(TOKENS, max_size=1),
+}
+
+
+@st.composite
+def situations(draw: st.DrawFn) -> Situation:
+    """Any subset of the options, on logits from a coarse grid so that equals are common."""
+    names = draw(st.sets(st.sampled_from(sorted(OPTIONS))))
+    options: dict[str, Any] = {name: draw(OPTIONS[name]) for name in sorted(names)}
+    num_rows, first = draw(st.integers(1, 4)), draw(st.integers(0, 2))
+    logit = st.integers(-12, 12).map(lambda x: x / 4)
+    return Situation(
+        params=SamplingParams(**options),
+        prompt=draw(st.lists(TOKENS, max_size=6)),
+        output=draw(st.lists(TOKENS, max_size=5)),
+        drafts=draw(st.lists(TOKENS, min_size=first + num_rows - 1, max_size=first + num_rows - 1)),
+        first=first,
+        rows=draw(st.lists(st.lists(logit, min_size=V, max_size=V), min_size=num_rows, max_size=num_rows)),
+        eos=draw(st.lists(TOKENS, max_size=1)),
+        bad_words=draw(st.lists(st.lists(TOKENS, min_size=1, max_size=3), max_size=2)),
+    )
+
+
+def softmax(row: list[float]) -> list[float]:
+    weights = [math.exp(x - max(row)) for x in row]
+    return [w / sum(weights) for w in weights]
+
+
+def processed(s: Situation, row: list[float], output: list[int]) -> list[float]:
+    """Masks and penalties, in the order of the issue."""
+    p, row = s.params, list(row)
+    for word in s.bad_words:
+        if len(word) == 1 or output[-(len(word) - 1) :] == word[:-1]:
+            row[word[-1]] = -INF
+    for token, bias in (p.logit_bias or {}).items():
+        row[token] += bias
+    if len(output) < p.min_tokens:
+        for token in {*s.eos, *p.stop_token_ids}:
+            row[token] = -INF
+    for token in range(V):
+        if token in s.prompt or token in output:
+            row[token] = row[token] / p.repetition_penalty if row[token] > 0 else row[token] * p.repetition_penalty
+        row[token] -= p.frequency_penalty * output.count(token)
+        row[token] -= p.presence_penalty * (token in output)
+    return row
+
+
+def cut(p: SamplingParams, row: list[float]) -> list[float]:
+    """min_p, top_k, top_p, each on the probabilities that the one before left."""
+    probs = softmax(row)
+    assume(all(abs(x - p.min_p * max(probs)) > 1e-9 for x in probs))
+    row = [x if prob >= p.min_p * max(probs) else -INF for x, prob in zip(row, probs, strict=True)]
+    if p.top_k > 0:
+        smallest = sorted(row, reverse=True)[: p.top_k][-1]
+        row = [x if x >= smallest else -INF for x in row]
+    if p.top_p < 1:
+        order = sorted(range(V), key=lambda t: -row[t])
+        probs, kept, total = softmax(row), [], 0.0
+        for token in order:
+            assume(abs(total - p.top_p) > 1e-9)
+            if total < p.top_p:
+                kept.append(token)
+                total += probs[token]
+        row = [x if x >= row[kept[-1]] else -INF for x in row]
+    return row
+
+
+def reference(s: Situation, i: int) -> list[float]:
+    row = processed(s, s.rows[i], s.output + s.drafts[: s.first + i])
+    if s.params.temperature == 0:
+        return [float(t == row.index(max(row))) for t in range(V)]
+    return softmax(cut(s.params, [(x - max(row)) / s.params.temperature for x in row]))
+
+
+def has_tokens_left(s: Situation) -> bool:
+    banned = {w[-1] for w in s.bad_words} | set(s.eos) | set(s.params.stop_token_ids)
+    return len(banned) < V
+
+
+@settings(max_examples=400, deadline=None)
+@given(situations().filter(has_tokens_left))
+def test_each_row_is_what_the_reference_makes_of_it(s: Situation) -> None:
+    expected = [reference(s, i) for i in range(len(s.rows))]
+    torch.testing.assert_close(s.probs(), torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-12)
+
+
+@settings(max_examples=200, deadline=None)
+@given(situations().filter(has_tokens_left), st.sampled_from([torch.float32, torch.float64]))
+def test_draft_rows_are_bit_for_bit_those_of_plain_decoding(s: Situation, dtype: torch.dtype) -> None:
+    """The same row, once with drafts as history, once alone with the drafts committed one by one."""
+    together = s.probs(dtype)
+    for i, row in enumerate(s.rows):
+        alone = s.processor(s.drafts[: s.first + i]).probs(torch.tensor([row], dtype=dtype), ())
+        assert torch.equal(together[i : i + 1], alone)
+
+
+@settings(max_examples=100, deadline=None)
+@given(situations().filter(has_tokens_left))
+def test_probabilities_are_a_distribution_and_the_call_leaves_no_trace(s: Situation) -> None:
+    processor, rows = s.processor(), torch.tensor(s.rows)
+    first = processor.probs(rows, s.drafts, s.first)
+    assert torch.equal(processor.probs(rows, s.drafts, s.first), first)
+    assert torch.equal(rows, torch.tensor(s.rows))
+    assert first.dtype == torch.float32
+    assert bool((first >= 0).all())
+    torch.testing.assert_close(first.sum(dim=1), torch.ones(len(s.rows)))
+
+
+def one_row(logits: list[float], history: Sequence[int] = (), **options: Any) -> list[float]:
+    processor = LogitsProcessor(SamplingParams(**options), [], len(logits))
+    return processor.probs(torch.tensor([logits], dtype=torch.float64), history, len(history))[0].tolist()
+
+
+def kept(logits: list[float], **options: Any) -> list[int]:
+    return [token for token, prob in enumerate(one_row(logits, **options)) if prob > 0]
+
+
+def test_equal_logits_share_one_fate() -> None:
+    assert kept([1, 3, 3, 0, 3], top_k=2) == [1, 2, 4]
+    assert kept([1, 3, 3, 0, 3], top_p=0.4) == [1, 2, 4]
+    assert kept([1, 3, 3, 0, 3], min_p=1.0) == [1, 2, 4]
+    assert kept([1, 3, 3, 0, 3], temperature=0) == [1]
+
+
+def test_top_p_takes_the_token_that_crosses_and_no_more() -> None:
+    logits = [math.log(p) for p in (0.125, 0.5, 0.25, 0.125)]
+    assert kept(logits, top_p=0.4999) == [1]
+    assert kept(logits, top_p=0.5001) == [1, 2]
+    assert kept(logits, top_p=0.7501) == [0, 1, 2, 3]
+    assert kept(logits, top_p=1e-9) == [1]
+    assert kept([0.0, 0.0, -1000.0], top_p=1 - 2.0**-53) == [0, 1]
+
+
+@pytest.mark.parametrize("top_p", [0.1, 0.5, 0.9, 0.99, 0.9999])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_top_p_needs_no_full_sort(monkeypatch: pytest.MonkeyPatch, top_p: float, dtype: torch.dtype) -> None:
+    rows = torch.randn(3, 5000, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype) * 2
+    processor = LogitsProcessor(SamplingParams(top_p=top_p), [], 5000)
+    guessed = processor.probs(rows, [0, 0])
+    monkeypatch.setattr(logits_module, "_TOP_P_GUESS", 5000)
+    assert torch.equal(processor.probs(rows, [0, 0]), guessed)
+    if dtype == torch.float64:  # no equals here: the kept ones are those before the sum reaches top_p, and one more
+        below = rows.softmax(dim=1).sort(dim=1, descending=True).values.cumsum(dim=1) < top_p
+        assert (guessed > 0).sum(dim=1).tolist() == (below.sum(dim=1) + 1).tolist()
+
+
+def test_cut_offs_follow_one_another() -> None:
+    """After top_k = 2 the first token alone holds 0.6: of all three it would hold 0.5, and top_p = 0.55 keep two."""
+    logits = [math.log(p) for p in (0.5, 0.3, 0.2)]
+    assert kept(logits, top_p=0.55) == [0, 1]
+    assert kept(logits, top_p=0.55, top_k=2) == [0]
+
+
+def test_temperature_comes_before_the_cut_offs_and_after_the_penalties() -> None:
+    assert one_row([2.0, 0.0], temperature=2) == pytest.approx(softmax([1.0, 0.0]))
+    assert kept([2.0, 0.0], temperature=10, min_p=0.8) == [0, 1]
+    assert one_row([2.0, 0.0], history=[0], temperature=2, presence_penalty=1.0) == pytest.approx(softmax([0.5, 0.0]))
+
+
+def test_min_tokens_counts_the_drafts_of_each_row() -> None:
+    processor = LogitsProcessor(SamplingParams(min_tokens=3, stop_token_ids=[2]), [], 4, [0])
+    processor.append([1])
+    probs = processor.probs(torch.zeros(3, 4), [1, 1])
+    assert probs.tolist() == [[0, 0.5, 0, 0.5], [0, 0.5, 0, 0.5], [0.25] * 4]
+
+
+def test_bad_words_reach_from_output_into_drafts() -> None:
+    processor = LogitsProcessor(SamplingParams(), [1, 2], 4, bad_words_ids=[[1, 2, 3], [0]])
+    probs = processor.probs(torch.zeros(1, 4), ())
+    assert probs.tolist() == [pytest.approx([0, 1 / 3, 1 / 3, 1 / 3])]  # the prompt completes nothing
+    for token in (3, 3, 1):
+        processor.append([token])
+    probs = processor.probs(torch.zeros(3, 4), [2, 1])
+    assert [row[3] for row in probs.tolist()] == pytest.approx([1 / 3, 0, 1 / 3])
+
+
+def test_repetition_penalty_sees_prompt_output_and_drafts() -> None:
+    processor = LogitsProcessor(SamplingParams(repetition_penalty=2.0, temperature=1), [0], 4)
+    processor.append([1])
+    rows = torch.tensor([[2.0, -1.0, 4.0, 0.0]] * 2, dtype=torch.float64)
+    probs = processor.probs(rows, [2])
+    assert probs[0].tolist() == pytest.approx(softmax([1.0, -2.0, 4.0, 0.0]))
+    assert probs[1].tolist() == pytest.approx(softmax([1.0, -2.0, 2.0, 0.0]))
+
+
+@pytest.mark.parametrize("greedy", [True, False])
+def test_padding_columns_get_nothing_and_missing_ones_too(greedy: bool) -> None:
+    processor = LogitsProcessor(SamplingParams(temperature=0 if greedy else 1), [], 3)
+    wide = processor.probs(torch.tensor([[1.0, 2.0, 0.0, 50.0]]), ())
+    narrow = processor.probs(torch.tensor([[1.0, 2.0]]), ())
+    assert wide.shape == narrow.shape == (1, 3)
+    assert wide.argmax() == narrow.argmax() == 1
+    assert float(narrow[0, 2]) == 0
+    assert float(wide.sum()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_processed_in_float32(dtype: torch.dtype) -> None:
+    rows = torch.tensor([[1.0, 2.0, 3.0]], dtype=dtype)
+    probs = LogitsProcessor(SamplingParams(), [], 3).probs(rows, ())
+    assert torch.equal(probs, rows.float().softmax(1))
+
+
+@pytest.mark.parametrize("temperature", [1e-5, 1e6])
+@pytest.mark.parametrize("scale", [1.0, 1e38])
+def test_extreme_temperatures_and_logits_stay_finite(temperature: float, scale: float) -> None:
+    rows = torch.tensor([[1.0, 3.0, -3.0, 2.5]]) * scale
+    options = SamplingParams(temperature=temperature, top_p=0.9, top_k=3, min_p=0.01)
+    probs = LogitsProcessor(options, [], 4).probs(rows, ())
+    assert bool(probs.isfinite().all())
+    assert float(probs.sum()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(("value", "named"), [(math.nan, "nan"), (INF, "inf")])
+def test_a_row_that_is_not_a_number_is_refused(temperature: float, value: float, named: str) -> None:
+    processor = LogitsProcessor(SamplingParams(temperature=temperature, top_p=0.9), [], 3)
+    rows = torch.tensor([[1.0, 2.0, 3.0], [0.0, value, 1.0]])
+    with pytest.raises(RequestError, match=f"hold {named}.*dtype"):
+        processor.probs(rows, [0])
+
+
+def test_a_row_without_tokens_is_refused() -> None:
+    processor = LogitsProcessor(SamplingParams(min_tokens=1), [], 2, [0], [[1]])
+    with pytest.raises(RequestError, match="no token can be drawn"):
+        processor.probs(torch.zeros(1, 2), ())
+    with pytest.raises(RequestError, match="no token can be drawn"):
+        LogitsProcessor(SamplingParams(), [], 2).probs(torch.full((1, 2), -INF), ())
+
+
+@pytest.mark.parametrize("token_id", [4, 1000])
+def test_token_ids_outside_the_vocabulary_are_refused(token_id: int) -> None:
+    for params, bad_words in (
+        (SamplingParams(logit_bias={token_id: 1.0}), []),
+        (SamplingParams(stop_token_ids=[token_id]), []),
+        (SamplingParams(), [[0, token_id]]),
+    ):
+        with pytest.raises(RequestError, match=f"{token_id}: give ids from 0 to 3"):
+            LogitsProcessor(params, [], 4, bad_words_ids=bad_words)
+
+
+def test_more_rows_than_drafts_are_our_fault() -> None:
+    with pytest.raises(AssertionError, match="more rows than draft tokens"):
+        LogitsProcessor(SamplingParams(), [], 2).probs(torch.zeros(3, 2), [0])
+
+
+def test_inference_mode_may_come_and_go() -> None:
+    """The engine runs the model in inference mode; the history's counts must survive in and out of it."""
+    processor = LogitsProcessor(SamplingParams(repetition_penalty=1.2, frequency_penalty=0.1), [1], 3)
+    with torch.inference_mode():
+        processor.append([2])
+        rows = torch.zeros(2, 3)
+        inside = processor.probs(rows, [0])
+    processor.append([0])
+    assert torch.equal(processor.probs(rows, [0, 0])[0], inside[1])
+
+
+def test_logprobs_are_those_of_the_raw_logits() -> None:
+    logits = torch.tensor([[1.0, 3.0, 2.0, -1.0, 99.0]] * 2)  # the last column is padding
+    params = SamplingParams(temperature=0.1, top_k=1, logit_bias={0: 50.0}, logprobs=2)
+    rows = LogitsProcessor(params, [], 4).logprobs(logits, [0, 1])
+    raw = [math.log(p) for p in softmax([1.0, 3.0, 2.0, -1.0])]
+    assert [list(row) for row in rows] == [[0, 1, 2], [1, 2]]
+    assert [row[t].rank for row, t in ((rows[0], 0), (rows[0], 1), (rows[0], 2), (rows[1], 1))] == [3, 1, 2, 1]
+    assert rows[0][0].logprob == pytest.approx(raw[0], abs=1e-6)
+    assert [row.logprob for row in rows[1].values()] == pytest.approx(raw[1:3], abs=1e-6)
+
+
+def test_logprobs_of_the_chosen_token_alone_or_none() -> None:
+    logits = torch.zeros(1, 3, dtype=torch.float64)
+    (alone,) = LogitsProcessor(SamplingParams(logprobs=0), [], 3).logprobs(logits, [2])
+    assert list(alone) == [2]
+    assert alone[2] == pytest.approx((-math.log(3), 1))
+    assert LogitsProcessor(SamplingParams(), [], 3).logprobs(logits, [2]) == []
+    assert len(LogitsProcessor(SamplingParams(logprobs=20), [], 3).logprobs(logits, [2])[0]) == 3
