@@ -71,9 +71,8 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     if not isinstance(values, dict):
-        raise ConfigError(
-            f"{path} holds {type(values).__name__} where keys with values (name: ..., draft: ...) belong."
-        )
+        what = "nothing" if values is None else f"a {type(values).__name__}"
+        raise ConfigError(f"{path} holds {what} where keys with values (name: ..., draft: ...) belong.")
     return values
 
 

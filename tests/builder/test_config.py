@@ -1,0 +1,109 @@
+"""YAML configurations: those that come with the package, and errors that name file, key, value and mend."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from magicdec.builder.config import config_names, load_config, resolve_config
+from magicdec.builder.memory import GPU_BYTES, USABLE_FRACTION, memory_need
+from magicdec.builder.model_spec import ModelSpec
+from magicdec.builder.pair import Side, check_pair
+from magicdec.builder.tokenizer import TokenizerInfo
+from magicdec.errors import ConfigError
+from tests.builder.published import PUBLISHED
+
+MINIMAL = "name: tiny\ntarget: random\ndraft: {kind: self}\n"
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "pair.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_minimal_file_takes_the_defaults(tmp_path: Path) -> None:
+    config = load_config(write(tmp_path, MINIMAL))
+    assert (config.draft.kind, config.draft.window_size, config.block_size, config.tp_size) == ("self", 512, 16, 1)
+
+
+def test_the_six_configurations_come_with_the_package() -> None:
+    assert config_names() == [
+        "llama-2-70b-tinyllama",
+        "llama-2-7b-llama-68m",
+        "llama-3.1-8b-llama-3.2-1b",
+        "llama-3.1-8b-self",
+        "qwen2.5-32b-qwen2.5-7b",
+        "smollm2-135m-self",
+    ]
+
+
+@pytest.mark.parametrize("name", config_names())
+def test_packaged_configuration_passes_every_check_with_its_models(name: str, tmp_path: Path) -> None:
+    config = load_config(name)
+    assert config.name == name
+    tokens = {0: "<s>", 1: "a"}
+
+    def side(role: str, model: str) -> Side:
+        return Side(role, Path(model), PUBLISHED[model].spec, TokenizerInfo(Path(model), tokens, frozenset({0}), 0))
+
+    target = side("target", config.target)
+    draft = side("draft", config.draft_model) if config.draft_model is not None else None
+    assert (draft is not None) == (config.draft.kind == "model")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("magicdec.builder.pair.disk_bytes", lambda *_: 0)
+        check_pair(config, target, draft, tmp_path / "engine")
+
+
+@pytest.mark.parametrize("name", [name for name in config_names() if name != "smollm2-135m-self"])
+def test_packaged_configuration_fits_its_gpu_with_several_sequences(name: str) -> None:
+    config = load_config(name)
+    draft: ModelSpec | None = PUBLISHED[config.draft_model].spec if config.draft_model is not None else None
+    need = memory_need(config, PUBLISHED[config.target].spec, draft)
+    assert config.gpu is not None
+    assert need.sequences_in(int(GPU_BYTES[config.gpu] * USABLE_FRACTION)) >= 12
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (MINIMAL + "window: 3\n", r"pair\.yaml: window: unknown key \(value 3\); known keys: name, target"),
+        (MINIMAL + "max_seqlen: 3\n", r"max_seqlen: unknown key \(value 3\); did you mean max_seq_len\?"),
+        ("name: a\ntarget: b\ndraft: {kind: self, sinks: 4}\n", r"draft\.sinks: unknown key \(value 4\)"),
+        ("name: a\ndraft: {kind: self}\n", r"target: missing; add it"),
+        (MINIMAL + "max_seq_len: '8192'\n", r"max_seq_len: '8192': Input should be a valid integer"),
+        (MINIMAL + "dtype: fp8\n", r"dtype: 'fp8': Input should be 'bfloat16', 'float16' or 'float32'"),
+        (MINIMAL + "kv_cache_dtype: fp8\n", r"kv_cache_dtype: 'fp8': fp8 KV caches are not supported"),
+        (MINIMAL + "gpu: tpu\n", r"gpu: 'tpu': Input should be 'a100-80gb' or 'h100-80gb'"),
+        ("name: a\ntarget: b\ndraft: {kind: self, window_size: 100}\n", r"window_size 100 is not a multiple.*use 112"),
+        (MINIMAL + "name: twice\n", r"key 'name' is given twice"),
+        (MINIMAL + "x: [1\n", "not valid YAML"),
+        ("- a\n", "holds a list where keys"),
+        ("", "holds nothing where keys"),
+    ],
+)
+def test_errors_name_the_key_the_value_and_the_mend(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as error:
+        load_config(write(tmp_path, text))
+    assert "pair.yaml" in str(error.value)
+
+
+def test_every_error_of_a_file_is_told_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        load_config(write(tmp_path, MINIMAL + "block_size: 12\nmax_seq_len: -1\n"))
+    assert "block_size: 12" in str(error.value)
+    assert "max_seq_len: -1" in str(error.value)
+
+
+def test_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match=r"no-such-pair does not exist.*smollm2-135m-self"):
+        load_config("no-such-pair")
+
+
+def test_the_caller_decides_on_kind_dtype_and_ranks(tmp_path: Path) -> None:
+    text = "name: a\ntarget: b\ndraft_model: c\ndraft: {kind: model, sink_positions: in_cache}\n"
+    config = resolve_config(load_config(write(tmp_path, text)), kind="self", dtype="float32", tp_size=2)
+    assert (config.draft.kind, config.draft.sink_positions, config.draft_model) == ("self", None, None)
+    assert (config.dtype, config.tp_size) == ("float32", 2)
+    with pytest.raises(ConfigError, match="tp_size: 0"):
+        resolve_config(config, kind="self", tp_size=0)
