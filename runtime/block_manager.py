@@ -37,6 +37,11 @@ class BlockManager:
         """Blocks that at least one sequence holds."""
         return self.num_blocks - self.num_free_blocks
 
+    @property
+    def owners(self) -> set[str]:
+        """Who holds a table."""
+        return set(self._tables)
+
     def table(self, owner: str) -> list[int]:
         """The owner's block table; not to be changed by the caller."""
         return self._tables[owner]
