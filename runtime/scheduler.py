@@ -81,9 +81,7 @@ class Scheduler:
                 budget -= entry.num_tokens + entry.num_draft_tokens
         if not preempted:
             self._admit()
-        prefilling = [request for request in self.running if request.num_pending_tokens > 1]
-        prefilling += [r for r in self.running if r.num_pending_tokens == 1 and r not in decoding]
-        for request in prefilling:
+        for request in [request for request in self.running if request not in decoding]:
             chunk = min(budget, request.num_pending_tokens)
             if chunk > 0:
                 scheduled.append(ScheduledRequest(request, chunk, 0))
