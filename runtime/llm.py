@@ -103,7 +103,7 @@ class LLM:
         try:
             while self.engine.has_unfinished_requests and len(final) < len(names):
                 outputs = self.engine.step()
-                final.update({out.request_id: out for out in outputs if out.finished})
+                final.update({out.request_id: out for out in outputs if out.finished and out.request_id in names})
                 if on_progress is not None:
                     on_progress(outputs, *self.engine.prompt_progress())
         finally:
