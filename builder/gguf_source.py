@@ -46,6 +46,7 @@ _SIZES = {
     "rope.freq_base": "rope_theta",
 }
 _EOS_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+_UNUSED = 5
 _ROPE_FREQS = "rope_freqs.weight"
 # Meta's constants for every LLaMA 3.1 and 3.2; llama.cpp's converter stores only the divisors that come out of them.
 _LLAMA3_LOW, _LLAMA3_HIGH, _LLAMA3_ORIGINAL = 1.0, 4.0, 8192
@@ -56,7 +57,8 @@ class GgufSource:
 
     Quantised rows are dequantised (float32) as they are read. Where the architecture is `llama`, llama.cpp has
     interleaved the halves of each q and k head for its kind of rotary embedding; `read` puts the rows back.
-    tokenizer_model, tokenizer_rule: tokenizer.ggml.model ("gpt2", "llama") and .pre (how text is split into words).
+    tokenizer_model, tokenizer_rule: tokenizer.ggml.model ("gpt2", "llama") and .pre (how text is split into words);
+    num_tokens: its tokens, without those that only pad the vocabulary to the model's rows.
     """
 
     format: Literal["safetensors", "gguf"] = "gguf"
@@ -79,6 +81,7 @@ class GgufSource:
             reader.fields[key].contents() if key in reader.fields else "default"
             for key in ("tokenizer.ggml.model", "tokenizer.ggml.pre")
         )
+        self.num_tokens = _num_tokens(reader.fields)
 
     def read(self, name: str, rows: tuple[int, int], columns: tuple[int, int] | None = None) -> torch.Tensor:
         from gguf.quants import dequantize
@@ -151,6 +154,17 @@ def _config(fields: dict[str, Any], path: Path) -> dict[str, Any]:
     ids = [value(f"tokenizer.ggml.{key}") for key in _EOS_KEYS]
     config["eos_token_id"] = sorted({token for token in ids if token is not None})
     return config
+
+
+def _num_tokens(fields: dict[str, Any]) -> int:
+    """1 + the highest token id that is not marked as unused, as llama.cpp marks padding ([PAD151665])."""
+    if "tokenizer.ggml.tokens" not in fields:
+        return 0
+    size = len(fields["tokenizer.ggml.tokens"].data)
+    types = fields["tokenizer.ggml.token_type"].contents() if "tokenizer.ggml.token_type" in fields else []
+    while 0 < size <= len(types) and types[size - 1] == _UNUSED:
+        size -= 1
+    return size
 
 
 def _rope_scaling(kind: str | None, factor: float | None) -> dict[str, Any] | None:

@@ -19,6 +19,7 @@ _OPTIONAL_FILES = (
     "chat_template.json",
     "generation_config.json",
 )
+_SPECIAL_KEYS = ("bos_token", "eos_token", "unk_token", "pad_token")
 _LLAMA3_RULES = ("llama3", "llama-v3", "llama-bpe")
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -100,16 +101,37 @@ def _convert_gguf(source: GgufSource, directory: Path) -> None:
         ) from error
     if not (directory / TOKENIZER_FILE).is_file():
         raise CheckpointError(f"{path}: no {TOKENIZER_FILE} could be made of it. Give the Hugging Face checkpoint.")
-    if source.tokenizer_model == "gpt2":
-        _set_pre_tokenizer(source, directory / TOKENIZER_FILE)
+    _correct(source, directory)
 
 
-def _set_pre_tokenizer(source: GgufSource, path: Path) -> None:
-    """Split text into words as the model was trained to.
+def _correct(source: GgufSource, directory: Path) -> None:
+    """Make what transformers' converter wrote say what the GGUF says.
 
-    A GGUF names the rule (tokenizer.ggml.pre); transformers' converter drops that name and always uses GPT-2's.
+    It adds GPT-2's <|endoftext|> to vocabularies that have none, keeps the tokens that only pad the vocabulary, and
+    does not know every rule for splitting text into words (tokenizer.ggml.pre), for which it falls back on GPT-2's.
     """
-    rules: dict[str, Any] = {
+    path, config_path = directory / TOKENIZER_FILE, directory / "tokenizer_config.json"
+    data = json.loads(path.read_text(encoding="utf-8"))
+    data["added_tokens"] = [token for token in data["added_tokens"] if token["id"] < source.num_tokens]
+    model = data["model"]
+    if model["type"] == "BPE":
+        model["vocab"] = {token: index for token, index in model["vocab"].items() if index < source.num_tokens}
+    if source.tokenizer_model == "gpt2":
+        data["pre_tokenizer"] = _pre_tokenizer(source)
+        model["ignore_merges"] = source.tokenizer_rule in _LLAMA3_RULES
+        if source.tokenizer_rule == "qwen2":
+            data["normalizer"] = {"type": "NFC"}
+    path.write_text(json.dumps(data, ensure_ascii=False, indent=2), encoding="utf-8")
+    known = {*model["vocab"], *(token["content"] for token in data["added_tokens"])}
+    config = json.loads(config_path.read_text(encoding="utf-8"))
+    unknown = [key for key, value in config.items() if key in _SPECIAL_KEYS and value not in known]
+    config = {key: value for key, value in config.items() if key not in unknown}
+    config_path.write_text(json.dumps(config, ensure_ascii=False, indent=2), encoding="utf-8")
+
+
+def _pre_tokenizer(source: GgufSource) -> dict[str, Any]:
+    """How text is split into words; the regular expressions are those the models were trained with."""
+    rules: dict[str, dict[str, Any]] = {
         "smollm": _sequence({"type": "Digits", "individual_digits": True}, _BYTE_LEVEL),
         **dict.fromkeys(_LLAMA3_RULES, _split(rf"{_ENDINGS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}")),
         "qwen2": _split(rf"{_ENDINGS}|{_WORDS}|\p{{N}}|{_REST}"),
@@ -122,11 +144,7 @@ def _set_pre_tokenizer(source: GgufSource, path: Path) -> None:
             f"{source.path}: tokenizer.ggml.pre is {name!r}, a way to split text that is not known here (known: "
             f"{', '.join(rules)}). Give the Hugging Face checkpoint instead."
         )
-    data = json.loads(path.read_text(encoding="utf-8"))
-    data["pre_tokenizer"] = rules[name]
-    if name in _LLAMA3_RULES:
-        data["model"]["ignore_merges"] = True
-    path.write_text(json.dumps(data, ensure_ascii=False, indent=2), encoding="utf-8")
+    return rules[name]
 
 
 def _sequence(*steps: dict[str, Any]) -> dict[str, Any]:

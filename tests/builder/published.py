@@ -22,8 +22,15 @@ class Published:
 
 
 def _model(model_type: str, sizes: tuple[int, ...], parameters: int, **more: Any) -> Published:
-    names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
-    names += ("vocab_size", "max_position_embeddings")
+    names = [
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "vocab_size",
+        "max_position_embeddings",
+    ]
     config = {"model_type": model_type, **dict(zip(names, sizes, strict=True)), **more}
     return Published(config, parameters)
 

@@ -1,7 +1,6 @@
 """YAML configurations: those that come with the package, and errors that name file, key, value and mend."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
