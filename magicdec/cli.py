@@ -1,0 +1,56 @@
+"""The command line: `magicdec`, `python -m magicdec`, and `build-engine`."""
+
+from typing import Annotated
+
+import typer
+
+from magicdec import __version__
+from magicdec.commands import build, demo, generate, inspect
+
+app = typer.Typer(
+    name="magicdec",
+    help="Speculative decoding for long contexts: a draft with a bounded KV cache, and the exact output of plain "
+    "decoding.\n\nStart with [bold]magicdec demo[/]; your own models: [bold]build[/], [bold]inspect[/], "
+    "[bold]generate[/].",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("build", epilog=build.EPILOG)(build.build)
+app.command("generate", epilog=generate.EPILOG)(generate.generate)
+app.command("inspect", epilog=inspect.EPILOG)(inspect.inspect)
+app.command("demo", epilog=demo.EPILOG)(demo.demo)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"magicdec {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Entry point of `magicdec`."""
+    app()
+
+
+def build_engine() -> None:
+    """Entry point of `build-engine`, which is `magicdec build`."""
+    builder = typer.Typer(
+        name="build-engine",
+        add_completion=False,
+        rich_markup_mode="rich",
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    builder.command("build-engine", epilog=build.EPILOG)(build.build)
+    builder()

@@ -1,0 +1,155 @@
+"""`magicdec inspect`: what an engine directory holds and what it needs."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from magicdec.console import err, facts, format_bytes, out, shows_errors
+from magicdec.errors import EngineError
+
+if TYPE_CHECKING:
+    from magicdec.runtime.manifest import EngineManifest, PairConfig
+    from magicdec.runtime.memory import MemoryPlan
+
+EPILOG = """[bold]Examples[/]
+
+magicdec inspect engines/pair
+
+magicdec inspect engines/pair --context 32768 --batch 8
+
+magicdec inspect engines/pair --verify --json"""
+DRAFT_KINDS = {
+    "model": "a separate draft model with a cyclic cache",
+    "self": "the target itself through a bounded window on its own cache",
+    "ngram": "prompt lookup, no model",
+}
+
+
+@shows_errors
+def inspect(
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Directory made by build-engine.", show_default=False)
+    ],
+    context: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of each sequence, for the memory. Default: max_seq_len.")
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Sequences at a time, for the memory.")] = 1,
+    verify: Annotated[bool, typer.Option("--verify", help="Read every file and compare its SHA-256.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+) -> None:
+    """Show what an engine is made of: models, windows, sizes, and the memory of a context and a batch.
+
+    Only manifests are read; no weights are loaded.
+    """
+    from magicdec.runtime.manifest import check_hashes, load_engine, load_pair
+    from magicdec.runtime.memory import plan_memory
+
+    config = load_pair(directory).config
+    roles = ("target", "draft") if config.draft.kind == "model" else ("target",)
+    engines = {role: load_engine(directory / role) for role in roles}
+    if verify:
+        for role in roles:
+            check_hashes(directory / role)
+    context = config.max_seq_len if context is None else context
+    if context > config.max_seq_len:
+        raise EngineError(
+            f"--context {context} is more than the max_seq_len {config.max_seq_len} that {directory} was built with; "
+            "ask for less, or build it again with a larger max_seq_len"
+        )
+    plan = plan_memory(directory, config, context=context, batch_size=batch)
+    if as_json:
+        typer.echo(json.dumps(_as_dict(config, engines, plan, context, batch), indent=1))
+    else:
+        _print_tables(directory, config, engines, plan, context, batch)
+    if verify:
+        err().print("All files match their SHA-256.")
+
+
+def draft_view_tokens(config: "PairConfig") -> int | None:
+    """The most tokens that a draft pass looks at, whatever the context; None where there is no draft model."""
+    if config.draft.kind == "ngram":
+        return None
+    if config.draft.kind == "model":
+        return config.draft_budget
+    return config.draft_budget - config.block_size  # the target's table needs no second spare block
+
+
+def _as_dict(
+    config: "PairConfig", engines: dict[str, "EngineManifest"], plan: "MemoryPlan", context: int, batch: int
+) -> dict[str, Any]:
+    return {
+        "config": config.model_dump(),
+        "engines": {role: manifest.model_dump() for role, manifest in engines.items()},
+        "memory": {"context": context, "batch": batch, **vars(plan), "total": plan.total},
+    }
+
+
+def _print_tables(
+    directory: Path,
+    config: "PairConfig",
+    engines: dict[str, "EngineManifest"],
+    plan: "MemoryPlan",
+    context: int,
+    batch: int,
+) -> None:
+    console = out()
+    console.print(facts(f"{config.name} ({directory})", _pair_rows(config)))
+    for role, manifest in engines.items():
+        console.print(facts(role.capitalize(), _engine_rows(directory / role, config, manifest)))
+    title = f"Memory for {batch} x {context:,} tokens"
+    console.print(facts(title, _memory_rows(config, plan)))
+
+
+def _pair_rows(config: "PairConfig") -> list[tuple[str, str]]:
+    draft, view = config.draft, draft_view_tokens(config)
+    rows = [("draft", f"{draft.kind}: {DRAFT_KINDS[draft.kind]}")]
+    if view is not None:
+        rows.append(("draft window", f"{draft.window_size} recent tokens + {draft.num_sink_tokens} sinks"))
+        rows.append(("draft sees", f"at most {view} tokens (whole blocks of {config.block_size})"))
+        rows.append(("sink positions", draft.resolved_sink_positions))
+    else:
+        rows.append(("n-grams", f"{draft.ngram_min} to {draft.ngram_max} tokens"))
+    return [
+        *rows,
+        ("draft tokens a round", f"{draft.num_draft_tokens} (at most {draft.max_draft_len})"),
+        ("dtype", f"{config.dtype}, KV cache {config.resolved_kv_cache_dtype}"),
+        (
+            "limits",
+            f"max_batch_size {config.max_batch_size}, max_seq_len {config.max_seq_len:,}, "
+            f"max_num_tokens {config.max_num_tokens:,}",
+        ),
+        ("tensor-parallel ranks", str(config.tp_size)),
+        ("GPU", config.gpu or "none in particular"),
+    ]
+
+
+def _engine_rows(directory: Path, config: "PairConfig", manifest: "EngineManifest") -> list[tuple[str, str]]:
+    from magicdec.runtime.memory import kv_bytes_per_token
+
+    per_token = kv_bytes_per_token(directory, config.resolved_kv_cache_dtype)
+    return [
+        ("source", f"{manifest.source} ({manifest.source_format})"),
+        ("architecture", f"{manifest.architecture}, {manifest.num_parameters:,} parameters, {manifest.dtype}"),
+        ("vocabulary", f"{manifest.vocab_size:,} ids, end of sequence {manifest.eos_token_ids}"),
+        ("trained length", f"{manifest.trained_len:,} tokens"),
+        ("files", f"{len(manifest.files)}, {format_bytes(sum(file.bytes for file in manifest.files.values()))}"),
+        ("KV a token", format_bytes(per_token)),
+        ("built with", ", ".join(f"{name} {version}" for name, version in manifest.versions.items())),
+    ]
+
+
+def _memory_rows(config: "PairConfig", plan: "MemoryPlan") -> list[tuple[str, str]]:
+    note = {
+        "model": " (the same for every context)",
+        "self": " (reads the target's blocks)",
+        "ngram": "",
+    }[config.draft.kind]
+    return [
+        ("target weights", format_bytes(plan.target_weights)),
+        ("draft weights", format_bytes(plan.draft_weights)),
+        ("target KV", format_bytes(plan.target_kv)),
+        ("draft KV", format_bytes(plan.draft_kv) + note),
+        ("total", format_bytes(plan.total)),
+    ]
