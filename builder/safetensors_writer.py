@@ -21,19 +21,17 @@ _CODES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 class SafetensorsWriter:
     """Writes the header from the planned names and shapes, then takes the data in that order, hashing it on the way.
 
-    All tensors have one dtype. `write` takes the next elements of the file, in whatever pieces; `close` returns size
-    and SHA-256, and asserts that exactly what was planned has been written. BuildError when the disk is full.
+    A context manager, which writes the header as it is entered. All tensors have one dtype. `write` takes the next
+    elements of the file, in whatever pieces; `close` returns size and SHA-256, and asserts that exactly what was
+    planned has been written. BuildError when the disk is full.
     """
 
     def __init__(self, path: Path, tensors: Sequence[tuple[str, tuple[int, ...]]], dtype: torch.dtype) -> None:
         self._path, self._dtype = path, dtype
         self._hash = hashlib.sha256()
         self._written = 0
-        header = _header(tensors, dtype)
-        data_size = sum(math.prod(shape) for _, shape in tensors) * dtype.itemsize
-        self._size = len(header) + data_size
-        self._file = path.open("wb")
-        self._write(memoryview(header))
+        self._header = _header(tensors, dtype)
+        self._size = len(self._header) + sum(math.prod(shape) for _, shape in tensors) * dtype.itemsize
 
     def write(self, tensor: torch.Tensor) -> None:
         """Append a tensor's elements, row by row."""
@@ -52,6 +50,15 @@ class SafetensorsWriter:
         return FileRecord(bytes=self._size, sha256=self._hash.hexdigest())
 
     def __enter__(self) -> "SafetensorsWriter":
+        try:
+            self._file = self._path.open("wb")
+        except OSError as error:
+            raise write_error(self._path, error) from error
+        try:
+            self._write(memoryview(self._header))
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *error: object) -> None:
