@@ -1,6 +1,7 @@
 """The two bounded views that a draft model looks through: a window on the target's own blocks, or a cyclic cache."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -88,52 +89,53 @@ class CyclicDraftCache:
         self.num_sink_tokens = num_sink_tokens
         self.num_blocks_per_request = num_blocks_per_request
         self.sinks_follow = sink_positions == "in_cache"
-        self._caches: dict[str, CyclicCache] = {}
-        self._sink_keys: dict[str, torch.Tensor] = {}  # position-free copies, taken when the window first moves
+        self._states: dict[str, _DraftState] = {}
 
     def catch_up(self, request: Request) -> SequenceInput:
         """Everything committed that the draft has not read; the whole bounded view if it is too far behind."""
-        cache = self._cache_of(request)
-        num_tokens = len(request.token_ids)
-        cache.rewind(min(cache.num_tokens, num_tokens - 1))
+        state, token_ids = self._state_of(request), request.token_ids
+        cache, num_tokens = state.cache, len(token_ids)
+        cache.rewind(min(state.num_confirmed(token_ids), num_tokens - 1))
+        state.num_committed, state.drafts = num_tokens, []
         if cache.cache_len == 0 or num_tokens - cache.num_tokens > self.window_size:
-            return self._read_bounded(request, cache)
-        return self._append(request, cache, request.token_ids[cache.num_tokens :])
+            return self._read_bounded(token_ids, state)
+        return self._append(state, token_ids[cache.num_tokens :])
 
     def feed(self, request: Request, token_id: int, num_drafts: int) -> SequenceInput:
         """One draft token."""
-        cache = self._caches[request.request_id]
-        assert cache.num_tokens == len(request.token_ids) - 1 + num_drafts
-        return self._append(request, cache, [token_id])
+        state = self._states[request.request_id]
+        state.drafts.append(token_id)
+        assert len(state.drafts) == num_drafts
+        return self._append(state, [token_id])
 
     def release(self, request: Request) -> None:
         """Give the blocks back."""
-        if self._caches.pop(request.request_id, None) is not None:
+        if self._states.pop(request.request_id, None) is not None:
             self.blocks.free(request.request_id)
-            self._sink_keys.pop(request.request_id, None)
 
-    def _cache_of(self, request: Request) -> CyclicCache:
+    def _state_of(self, request: Request) -> "_DraftState":
         owner, size = request.request_id, self.blocks.block_size
-        if owner not in self._caches:
+        if owner not in self._states:
             allocated = self.blocks.allocate(owner, [], self.num_blocks_per_request * size)
             assert allocated is not None, "the draft pool is sized for max_batch_size requests"
-            self._caches[owner] = CyclicCache(self.blocks.table(owner), self.num_sink_tokens, size)
-        return self._caches[owner]
+            self._states[owner] = _DraftState(CyclicCache(self.blocks.table(owner), self.num_sink_tokens, size))
+        return self._states[owner]
 
-    def _read_bounded(self, request: Request, cache: CyclicCache) -> SequenceInput:
+    def _read_bounded(self, token_ids: list[int], state: "_DraftState") -> SequenceInput:
         """Sinks and window of the committed tokens as one short sequence."""
-        num_tokens, size = len(request.token_ids), cache.block_size
+        cache, size = state.cache, state.cache.block_size
         sinks = cache.num_sink_blocks * size
-        evicted = max(0, (num_tokens - self.window_size - sinks) // size * size)
+        evicted = max(0, (len(token_ids) - self.window_size - sinks) // size * size)
         cache.start_at(evicted)
-        self._sink_keys.pop(request.request_id, None)
-        return self._append(request, cache, request.token_ids[:sinks] + request.token_ids[sinks + evicted :])
+        state.sink_keys = None
+        return self._append(state, token_ids[:sinks] + token_ids[sinks + evicted :])
 
-    def _append(self, request: Request, cache: CyclicCache, token_ids: Sequence[int]) -> SequenceInput:
+    def _append(self, state: "_DraftState", token_ids: Sequence[int]) -> SequenceInput:
+        cache = state.cache
         evicted, cache_len = cache.num_evicted_tokens, cache.cache_len
         slots = cache.append(len(token_ids))
         if cache_len and self.sinks_follow and cache.num_evicted_tokens != evicted:
-            self._move_sinks(request, cache, evicted)
+            self._move_sinks(state, evicted)
         first = cache.cache_len - len(token_ids)
         return SequenceInput(
             token_ids=token_ids,
@@ -150,13 +152,36 @@ class CyclicDraftCache:
             return entry
         return cache.num_evicted_tokens + entry
 
-    def _move_sinks(self, request: Request, cache: CyclicCache, evicted_before: int) -> None:
+    def _move_sinks(self, state: "_DraftState", evicted_before: int) -> None:
         """Rotate the sink keys anew for the window's new place, always from the same position-free copy."""
-        size = cache.block_size
+        cache, size = state.cache, state.cache.block_size
         blocks = cache.block_table[: cache.num_sink_blocks]
         slots = [block * size + offset for block in blocks for offset in range(size)]
-        if request.request_id not in self._sink_keys:
+        if state.sink_keys is None:
             before = list(range(evicted_before, evicted_before + len(slots)))
-            self._sink_keys[request.request_id] = self.runner.read_keys(slots, before)
+            state.sink_keys = self.runner.read_keys(slots, before)
         after = list(range(cache.num_evicted_tokens, cache.num_evicted_tokens + len(slots)))
-        self.runner.write_keys(slots, after, self._sink_keys[request.request_id])
+        self.runner.write_keys(slots, after, state.sink_keys)
+
+
+@dataclass
+class _DraftState:
+    """What the draft has read of one request."""
+
+    cache: CyclicCache
+    num_committed: int = 0  # committed tokens, as of the last catch-up
+    drafts: list[int] = field(default_factory=list)  # draft tokens behind them
+    sink_keys: torch.Tensor | None = None  # position-free copies, taken when the window first moves
+
+    def num_confirmed(self, token_ids: Sequence[int]) -> int:
+        """How many tokens it has read that were committed, as they were read.
+
+        Compared token by token: plain steps may have gone by since the drafts, so that the length alone no longer
+        tells how many of them were accepted.
+        """
+        accepted = 0
+        for draft, token_id in zip(self.drafts, token_ids[self.num_committed :], strict=False):
+            if draft != token_id:
+                break
+            accepted += 1
+        return self.num_committed + accepted

@@ -3,12 +3,13 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 from magicdec.runtime import cyclic_cache
 from magicdec.runtime.block_manager import BlockManager
+from magicdec.runtime.detokenizer import Detokenizer
 from magicdec.runtime.draft_cache import CyclicDraftCache, TargetWindow
 from magicdec.runtime.draws import Purpose, child_seed, gumbel, uniform
 from magicdec.runtime.engine import Engine
@@ -120,6 +121,22 @@ def engine(
         max_draft_len=num_draft_tokens,
         eos_token_ids=[EOS],
         tokenizer=ToyTokenizer(),
+    )
+
+
+def request(token_ids: Sequence[int], name: str = "0", num_prompt_tokens: int | None = None, **params: Any) -> Request:
+    """A sequence without an engine; by default all of its tokens are prompt."""
+    sampling = SamplingParams(**params)
+    return Request(
+        request_id=name,
+        params=sampling,
+        seed=sampling.seed or 0,
+        token_ids=list(token_ids),
+        num_prompt_tokens=len(token_ids) if num_prompt_tokens is None else num_prompt_tokens,
+        max_seq_len=MAX_SEQ_LEN,
+        logits_processor=LogitsProcessor(sampling, token_ids, VOCAB_SIZE, [EOS]),
+        detokenizer=Detokenizer(None, []),
+        stop_token_ids=frozenset([EOS]),
     )
 
 
