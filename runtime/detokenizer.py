@@ -4,13 +4,17 @@ from collections.abc import Callable, Sequence
 
 # Takes the next token id; returns the text that became certain, or None while a character is incomplete.
 DecodeStep = Callable[[int], str | None]
+DecodeStream = Callable[[], DecodeStep]  # makes a new one, at the beginning of a text
+
+REPLACEMENT = "\ufffd"  # what stands for bytes that are no character
 
 
 class Detokenizer:
     """The text of one output. `text` never contains a part of a stop string that may yet complete."""
 
-    def __init__(self, decode_step: DecodeStep | None, stop: Sequence[str]) -> None:
-        self._decode_step = decode_step
+    def __init__(self, decode_stream: DecodeStream | None, stop: Sequence[str]) -> None:
+        self._decode_stream = decode_stream
+        self._decode_step = decode_stream() if decode_stream is not None else None
         self._stop = stop
         self._decoded = ""  # everything decoded, cut at a stop string
         self._num_released = 0  # characters of it that are certain to stay
@@ -27,7 +31,7 @@ class Detokenizer:
         """
         if self._decode_step is None:
             return None
-        piece = None if is_stop_token and may_stop else self._decode_step(token_id)
+        piece = None if is_stop_token and may_stop else self._decode(token_id)
         searched = len(self._decoded)
         self._decoded += piece or ""
         if not may_stop:  # what stands before min_tokens can no longer be part of a stop string
@@ -44,6 +48,16 @@ class Detokenizer:
     def finish(self) -> None:
         """Nothing more comes: release what was held back."""
         self._num_released = len(self._decoded)
+
+    def _decode(self, token_id: int) -> str | None:
+        """The next piece of text, whatever the tokens are: a model may write bytes that are no character."""
+        assert self._decode_stream is not None
+        assert self._decode_step is not None
+        try:
+            return self._decode_step(token_id)
+        except Exception:  # bare, from tokenizers: bytes that it held back changed the text before them
+            self._decode_step = self._decode_stream()
+            return REPLACEMENT + (self._decode_step(token_id) or "")
 
     def _find_stop(self, searched: int) -> tuple[int, str] | None:
         """The first stop string that ends within the text added since `searched`."""

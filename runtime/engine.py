@@ -219,7 +219,7 @@ class Engine:
             num_prompt_tokens=len(prompt_token_ids),
             max_seq_len=self.max_seq_len,
             logits_processor=LogitsProcessor(params, prompt_token_ids, self.runner.vocab_size, eos, bad_words),
-            detokenizer=Detokenizer(tokenizer.decode_stream() if tokenizer else None, params.stop),
+            detokenizer=Detokenizer(tokenizer.decode_stream if tokenizer else None, params.stop),
             stop_token_ids=frozenset(eos) | frozenset(params.stop_token_ids),
             leader=leader,
             logprobs=None if params.logprobs is None else [],
