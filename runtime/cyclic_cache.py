@@ -45,8 +45,12 @@ class CyclicCache:
         self.num_tokens = self.num_evicted_tokens = num_evicted_tokens
 
     def append(self, num_tokens: int) -> list[int]:
-        """Make room for new tokens, rotating as needed; returns their physical slots."""
-        assert 0 < num_tokens <= (len(self._recent) * self.block_size if self.cache_len else self.capacity)
+        """Make room for new tokens, rotating as needed; returns their physical slots.
+
+        To a cache that is not empty at most all recent blocks but one: more would rotate past the sinks.
+        """
+        most = (len(self._recent) - 1) * self.block_size if self.cache_len else self.capacity
+        assert 0 < num_tokens <= most
         while self.cache_len + num_tokens > self.capacity:
             self._rotate()
         first, size, table = self.cache_len, self.block_size, self.block_table
