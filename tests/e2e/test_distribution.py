@@ -49,7 +49,8 @@ def exact_law(llm: LLM, params: SamplingParams) -> dict[tuple[int, ...], float]:
         longer: dict[tuple[int, ...], float] = {}
         for output, probability in law.items():
             for token, chance in next_law(llm, params, output).items():
-                longer[(*output, token)] = probability * chance
+                extended = (*output, token)
+                longer[extended] = probability * chance
         law = longer
     return law
 
@@ -98,6 +99,6 @@ def test_samples_follow_the_law_of_plain_decoding(pair: PairFactory, drafter: Dr
 
 def test_the_chi_square_sees_a_wrong_residual(pair: PairFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Recovering from the target instead of the residual must be noticed with this many samples."""
-    monkeypatch.setattr(rejection, "residual", lambda target_probs, draft_probs: target_probs)
+    monkeypatch.setattr(rejection, "residual", lambda target_probs, _: target_probs)
     llm = LLM(pair("in_cache"), dtype="float64", max_batch_size=50, max_num_tokens=1000, max_seq_len=128)
     assert p_value(llm, "top-k") < 1e-6
