@@ -98,7 +98,9 @@ def test_every_burst_across_every_border(shape: tuple[int, int, int, int], count
             model = Model(*shape)
             for _ in range(fill):
                 model.append(1)
-            if count > capacity - model.num_sinks:
+            if count > capacity - model.num_sinks - size:  # would rotate past the sinks
+                with pytest.raises(AssertionError):
+                    model.cache.append(count)
                 continue
             model.append(count)
             model.rewind(back)
