@@ -9,7 +9,6 @@ from pydantic import ValidationError
 
 from magicdec.errors import EngineError, RequestError
 from magicdec.runtime.block_manager import BlockManager
-from magicdec.runtime.cyclic_cache import num_cyclic_blocks
 from magicdec.runtime.draft_cache import CyclicDraftCache, TargetWindow
 from magicdec.runtime.engine import Engine
 from magicdec.runtime.manifest import PairConfig, load_engine, load_pair
@@ -154,7 +153,7 @@ class LLM:
         if draft.kind == "self":
             window = TargetWindow(blocks, window_size=draft.window_size, num_sink_tokens=draft.num_sink_tokens)
             return ModelProposer(self.runner, window)
-        each = num_cyclic_blocks(draft.num_sink_tokens, draft.window_size, size, draft.max_draft_len)
+        each = self.config.draft_budget // size
         runner = TorchRunner(directory / "draft", each * self.config.max_batch_size, size, dtype, device)
         if runner.vocab_size != self.runner.vocab_size:
             raise EngineError(

@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from magicdec.errors import EngineError
+from magicdec.runtime.cyclic_cache import num_cyclic_blocks
 
 FORMAT_VERSION: Final = 1
 PAIR_FILE: Final = "pair.json"
@@ -101,8 +102,8 @@ class PairConfig(_Frozen):
     @property
     def draft_budget(self) -> int:
         """Tokens of KV that a separate draft model holds for each sequence: sink blocks, window, two spare blocks."""
-        sink_blocks = -(-self.draft.num_sink_tokens // self.block_size)
-        return (sink_blocks + self.draft.window_size // self.block_size + 2) * self.block_size
+        draft, size = self.draft, self.block_size
+        return num_cyclic_blocks(draft.num_sink_tokens, draft.window_size, size, draft.max_draft_len) * size
 
     @field_validator("kv_cache_dtype", mode="before")
     @classmethod

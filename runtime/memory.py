@@ -5,7 +5,6 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from magicdec.runtime.cyclic_cache import num_cyclic_blocks
 from magicdec.runtime.manifest import PairConfig
 
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
@@ -39,9 +38,7 @@ def plan_memory(pair_dir: Path, config: PairConfig, *, context: int, batch_size:
     tokens = -(-context // size) * size * batch_size
     draft_kv = 0
     if config.draft.kind == "model":
-        draft = config.draft
-        blocks = num_cyclic_blocks(draft.num_sink_tokens, draft.window_size, size, draft.max_draft_len)
-        draft_kv = blocks * size * batch_size * kv_bytes_per_token(pair_dir / "draft", kv_dtype)
+        draft_kv = config.draft_budget * batch_size * kv_bytes_per_token(pair_dir / "draft", kv_dtype)
     return MemoryPlan(
         target_weights=_weight_bytes(pair_dir / "target"),
         draft_weights=_weight_bytes(pair_dir / "draft"),

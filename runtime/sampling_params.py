@@ -143,7 +143,12 @@ class SamplingParams(BaseModel):
 
     @property
     def acceptance_rule(self) -> Literal["rejection", "coupled"]:
-        """`acceptance`, resolved: a request with a seed wants the very output of plain decoding."""
+        """`acceptance`, resolved: a request with a seed wants the very output of plain decoding.
+
+        Greedy: both rules coincide, and this one needs no noise over the vocabulary.
+        """
+        if self.greedy:
+            return "rejection"
         return self.acceptance or ("rejection" if self.seed is None else "coupled")
 
     @field_validator("stop", "bad_words", "stop_token_ids", mode="before")

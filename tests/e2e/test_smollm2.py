@@ -1,7 +1,6 @@
 """The real model: SmolLM2-135M-Instruct in float32, on real text."""
 
 import pydoc_data.topics
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,10 +16,9 @@ TEXT = "\n\n".join(pydoc_data.topics.topics[name] for name in sorted(pydoc_data.
 
 
 @pytest.fixture(autouse=True)
-def all_threads(one_thread: None) -> Iterator[None]:
+def all_threads(one_thread: None) -> None:  # noqa: ARG001 - comes after it
     """Unlike the tiny models, this one is worth two threads."""
     torch.set_num_threads(2)
-    yield
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +96,7 @@ def test_seeded_sampling_is_plain_decoding_with_a_separate_draft(
 
 
 def test_seeded_sampling_is_plain_decoding_with_ngrams(
-    engine_dir: Path, tokens: list[int], plain_ids: list[list[int]], tmp_path: Path
+    tokens: list[int], plain_ids: list[list[int]], tmp_path: Path
 ) -> None:
     config = load_config("smollm2-135m-self")
     output = build_pair(smollm2_gguf(), "ngram", config, tmp_path / "ngram", dtype="float32")
