@@ -2,6 +2,7 @@
 
 import os
 import platform
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from magicdec.console import StageBars, decode_rate, format_bytes
 if TYPE_CHECKING:
     from magicdec.runtime.llm import LLM
     from magicdec.runtime.outputs import RequestOutput
+    from magicdec.runtime.sampling_params import SamplingParams
 
 # Twice each, mirrored, so that a machine that warms up or slows down favours neither.
 ORDER = ("plain", "speculative", "speculative", "plain")
@@ -34,22 +36,24 @@ class Comparison:
         return total_rate(self.speculative) / plain if plain else 0.0
 
 
-def compare(llm: "LLM", prompt: list[int], max_tokens: int) -> Comparison:
+def compare(llm: "LLM", prompt: list[int], params: "SamplingParams") -> Comparison:
     """Decode the prompt in the order of ORDER. The prompt should be in the prefix cache already."""
-    from magicdec.runtime.sampling_params import SamplingParams
-
     runs: dict[str, list[RequestOutput]] = {"plain": [], "speculative": []}
     with StageBars() as bars:
         for index, way in enumerate(ORDER):
 
             def on_progress(outputs: "Sequence[RequestOutput]", _done: int, _total: int, before: int = index) -> None:
-                new = outputs[0].metrics.num_output_tokens if outputs else 0
-                bars("measuring plain and speculative decoding", before * max_tokens + new, len(ORDER) * max_tokens)
+                done = before * params.max_tokens + (outputs[0].metrics.num_output_tokens if outputs else 0)
+                bars("measuring plain and speculative decoding", done, len(ORDER) * params.max_tokens)
 
-            drafts = 0 if way == "plain" else None
-            params = SamplingParams(temperature=0, max_tokens=max_tokens, num_draft_tokens=drafts)
-            runs[way] += llm.generate([prompt], params, on_progress=on_progress)
+            own = params if way == "speculative" else plain(params)
+            runs[way] += llm.generate([prompt], own, on_progress=on_progress)
     return Comparison(tuple(runs["plain"]), tuple(runs["speculative"]))
+
+
+def plain(params: "SamplingParams") -> "SamplingParams":
+    """The same without drafts."""
+    return params.model_copy(update={"num_draft_tokens": 0})
 
 
 def total_rate(outputs: "Sequence[RequestOutput]") -> float:
@@ -59,7 +63,9 @@ def total_rate(outputs: "Sequence[RequestOutput]") -> float:
     return tokens / seconds if seconds > 0 else 0.0
 
 
-def result_rows(llm: "LLM", first: "RequestOutput", runs: Comparison, kv_bytes: int) -> list[tuple[str, str]]:
+def result_rows(
+    llm: "LLM", params: "SamplingParams", first: "RequestOutput", runs: Comparison, kv_bytes: int
+) -> list[tuple[str, str]]:
     """The closing table. first: the run that read the prompt; kv_bytes: target KV of the sequence, as allocated."""
     metrics, memory, config = first.metrics, llm.memory(), llm.config
     view = draft_view_tokens(config) or 0
@@ -73,7 +79,7 @@ def result_rows(llm: "LLM", first: "RequestOutput", runs: Comparison, kv_bytes: 
         ("prefill", f"{metrics.prefill_seconds:.1f} s (once; the measured runs find it in the prefix cache)"),
         ("tokens/s plain", _rates(runs.plain)),
         ("tokens/s speculative", f"{_rates(runs.speculative)}, {runs.speedup:.2f} times plain"),
-        ("outputs identical", _identical(llm, first, runs)),
+        ("outputs identical", _identical(llm, params, first, runs)),
         ("dtype", str(llm.runner.dtype).removeprefix("torch.")),
     ]
 
@@ -101,33 +107,41 @@ def _rates(outputs: "Sequence[RequestOutput]") -> str:
     return f"{total_rate(outputs):.1f} (decode only; runs: {each})"
 
 
-def _identical(llm: "LLM", first: "RequestOutput", runs: Comparison) -> str:
+def _identical(llm: "LLM", params: "SamplingParams", first: "RequestOutput", runs: Comparison) -> str:
     """Whether every run gave the same tokens; if not, where they part and by how much it was decided there."""
     wanted = runs.plain[0].outputs[0].token_ids
     for other in (*runs.plain, *runs.speculative, first):
         tokens = other.outputs[0].token_ids
         if tokens != wanted:
-            return _difference(llm, first.prompt_token_ids, wanted, tokens)
+            return _difference(llm, params, first.prompt_token_ids, wanted, tokens)
     return f"yes, all {len(wanted)} tokens in all {1 + len(ORDER)} runs"
 
 
-def _difference(llm: "LLM", prompt: list[int], plain: list[int], other: list[int]) -> str:
-    from magicdec.runtime.sampling_params import SamplingParams
-
-    pairs = zip(plain, other, strict=False)
-    same = next((index for index, (a, b) in enumerate(pairs) if a != b), min(len(plain), len(other)))
-    params = SamplingParams(temperature=0, max_tokens=1, logprobs=2, num_draft_tokens=0)
-    (row,) = llm.generate([prompt + plain[:same]], params)[0].outputs[0].logprobs or [{}]
-    best, second = sorted((entry.logprob for entry in row.values()), reverse=True)[:2]
-    margin, dtype = best - second, str(llm.runner.dtype).removeprefix("torch.")
+def _difference(llm: "LLM", params: "SamplingParams", prompt: list[int], wanted: list[int], other: list[int]) -> str:
+    same = next(
+        (index for index, (a, b) in enumerate(zip(wanted, other, strict=False)) if a != b),
+        min(len(wanted), len(other)),
+    )
+    margin, dtype = _margin(llm, params, prompt, same), str(llm.runner.dtype).removeprefix("torch.")
     why = (
         "a pass over several rows rounds differently from a pass over one, which turned this close decision"
-        if margin < ROUNDING.get(dtype, 0.0)
+        if margin < ROUNDING[dtype]
         else "that is more than rounding can do: please report it as a bug"
     )
-    return (
-        f"NO: they part at token {same + 1}, where the two likeliest are {margin:.1e} apart in log-probability; {why}"
-    )
+    return f"NO: they part at token {same + 1}, where the two best are {margin:.1e} apart in log-probability; {why}"
+
+
+def _margin(llm: "LLM", params: "SamplingParams", prompt: list[int], index: int) -> float:
+    """By how much plain decoding decides output token `index`, greedy with a frequency penalty."""
+    again = plain(params).model_copy(update={"max_tokens": index + 1, "logprobs": 20})
+    output = llm.generate([prompt], again)[0].outputs[0]
+    assert output.logprobs is not None, "they were asked for"
+    counts = Counter(output.token_ids[:index])
+    scores = [
+        entry.logprob - params.frequency_penalty * counts[token] for token, entry in output.logprobs[index].items()
+    ]
+    best, second = sorted(scores, reverse=True)[:2]
+    return best - second
 
 
 def _cpu_name() -> str:
