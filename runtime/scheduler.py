@@ -121,6 +121,6 @@ class Scheduler:
                 return
             self.waiting.remove(request)
             request.num_computed_tokens = reused
-            request.num_cached_tokens += reused if request.num_output_tokens == 0 else 0
+            request.num_cached_tokens += 0 if request.num_preemptions else reused  # its own blocks are no find
             request.status = RequestStatus.RUNNING
             self.running.append(request)

@@ -30,7 +30,7 @@ VOCAB_SIZE = 16
 EOS = 0
 DETAIL = 0.5  # so that drafts agree with the target about half the time, and yet each token seen matters
 MAX_SEQ_LEN = 200
-MAX_STEPS = 3000  # of one run; far more than any test needs, so that an engine that stands still fails
+MAX_STEPS = 20_000  # of one run; far more than any test needs, so that an engine that stands still fails
 
 
 class ToyTokenizer:
