@@ -150,7 +150,7 @@ class Engine:
             verdict = None
             if entry.completes:
                 try:
-                    verdict = verify(entry.request, rows, draft)
+                    verdict = _verify_readable(entry.request, rows, draft)
                 except RequestError as error:
                     entry.request.finish("error", error=str(error))
             verdicts.append(verdict)
@@ -171,7 +171,8 @@ class Engine:
                 request.num_computed_tokens += entry.num_tokens
             else:
                 self._commit_tokens(request, draft, rows, verdict)
-            self.blocks.publish(request.request_id, request.token_ids, request.num_computed_tokens)
+            if request.error is None:  # what a failed step computed may be what failed
+                self.blocks.publish(request.request_id, request.token_ids, request.num_computed_tokens)
             if verdict is not None or request.is_finished:
                 group = self._group_of[request]
                 changed[group.request_id] = group
@@ -263,3 +264,22 @@ class Engine:
         assert self.tokenizer is not None
         spellings = [spelling for word in params.bad_words for spelling in (word, " " + word)]
         return [ids for ids in map(self.tokenizer.encode_plain, spellings) if ids]
+
+
+def _verify_readable(request: Request, logits: torch.Tensor, draft: Draft) -> VerifyOutput:
+    """As `verify`, but a row that is NaN or infinite is an error only where plain decoding would come to it.
+
+    Drafts may lead the target where it has no law. The rows before decide whether the output goes there; if so, the
+    next step begins with that row. logits: [k + 1, V].
+    """
+    try:
+        return verify(request, logits, draft)
+    except RequestError:
+        unreadable = (~logits.amax(dim=-1).isfinite()).nonzero().flatten().tolist()  # NaN wins any maximum
+        if not unreadable or unreadable[0] == 0:
+            raise
+    bad = unreadable[0]
+    rows = logits[: bad + 1].clone()
+    rows[bad] = 0
+    verdict = verify(request, rows, Draft(draft.token_ids[:bad], draft.probs[:bad]))
+    return verdict if verdict.num_accepted < bad else VerifyOutput(bad - 1, verdict.token_ids[:bad])
