@@ -123,4 +123,4 @@ class ToyRunner:
             assert adjacent or (gap and not self.sinks_follow), f"entry {index} stands at position {after.position}"
             assert after.position > before.position
         if self.num_sink_tokens is None or not self.sinks_follow:
-            assert view[0].position == 0
+            assert view[0].position == 0, f"the first entry stands at position {view[0].position}"
