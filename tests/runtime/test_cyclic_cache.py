@@ -8,14 +8,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from magicdec.errors import ConfigError
-from magicdec.runtime.cyclic_cache import CyclicCache, num_cyclic_blocks, num_sink_blocks
+from magicdec.runtime import cyclic_cache
+from magicdec.runtime.cyclic_cache import CyclicCache, num_sink_blocks
 
 
 class Model:
     """The naive model: the whole text as a list, and what was last written to each slot."""
 
     def __init__(self, size: int, window: int, sinks: int, max_draft_len: int, seed: int = 0) -> None:
-        count = num_cyclic_blocks(sinks, window, size, max_draft_len)
+        count = cyclic_cache.num_cyclic_blocks(sinks, window, size, max_draft_len)
         self.blocks = random.Random(seed).sample(range(1000), count)
         self.cache = CyclicCache(self.blocks, sinks, size)
         self.size, self.window, self.max_draft_len = size, window, max_draft_len
@@ -183,7 +184,7 @@ def test_rewind_reaches_no_evicted_token_and_invents_none() -> None:
 
 def test_blocks_of_one_cache_are_counted_without_the_context_length() -> None:
     """Whole sink blocks, whole window blocks, two spare ones; longer drafts than a block are refused."""
-    assert num_cyclic_blocks(4, 512, 16, 8) == 1 + 32 + 2
-    assert num_cyclic_blocks(17, 500, 16, 16) == 2 + 32 + 2
+    assert cyclic_cache.num_cyclic_blocks(4, 512, 16, 8) == 1 + 32 + 2
+    assert cyclic_cache.num_cyclic_blocks(17, 500, 16, 16) == 2 + 32 + 2
     with pytest.raises(ConfigError, match="max_draft_len=17 is more than block_size=16"):
-        num_cyclic_blocks(4, 512, 16, 17)
+        cyclic_cache.num_cyclic_blocks(4, 512, 16, 17)

@@ -7,8 +7,8 @@ from typing import Literal
 import pytest
 import torch
 
+from magicdec.runtime import cyclic_cache
 from magicdec.runtime.block_manager import BlockManager
-from magicdec.runtime.cyclic_cache import num_cyclic_blocks
 from magicdec.runtime.draft_cache import CyclicDraftCache, DraftCache, TargetWindow
 from magicdec.runtime.model_input import SequenceInput, pack
 from magicdec.runtime.request import Request
@@ -29,7 +29,7 @@ class Draft:
         self, positions: Positions, shape: tuple[int, int, int, int] = (4, 8, 3, 4), requests: int = 1
     ) -> None:
         size, window, sinks, max_draft_len = shape
-        each = num_cyclic_blocks(sinks, window, size, max_draft_len)
+        each = cyclic_cache.num_cyclic_blocks(sinks, window, size, max_draft_len)
         self.runner = ToyRunner(
             num_blocks=each * requests,
             block_size=size,

@@ -171,11 +171,12 @@ def test_several_outputs_under_preemption(kind: toy.Kind) -> None:
         assert output.metrics.num_cached_tokens <= 2 * output.metrics.num_prompt_tokens
 
 
+@pytest.mark.parametrize("length", [16, 33])
 @pytest.mark.parametrize("kind", toy.KINDS)
-def test_prefix_cache_hits_change_nothing(kind: toy.Kind) -> None:
+def test_prefix_cache_hits_change_nothing(kind: toy.Kind, length: int) -> None:
     """The same prompt again, a longer one, and a conversation that goes on from the answer."""
     engine = toy.engine(kind, num_blocks=128)
-    prompt, (param, *_) = _prompts()[5], _params()
+    prompt, (param, *_) = _prompts()[LENGTHS.index(length)], _params()
     (first,) = toy.run(engine, [prompt], [param])
     assert first.metrics.num_cached_tokens == 0
     answered = prompt + first.outputs[0].token_ids
@@ -183,7 +184,11 @@ def test_prefix_cache_hits_change_nothing(kind: toy.Kind) -> None:
     outputs = toy.run(engine, again, [param] * 3)
     _check(outputs, again, [param] * 3)
     # The last answer token was chosen and never read, so the conversation finds the full blocks before it.
-    assert [o.metrics.num_cached_tokens for o in outputs] == [32, 32, (len(answered) - 1) // 4 * 4]
+    assert [o.metrics.num_cached_tokens for o in outputs] == [
+        (length - 1) // 4 * 4,
+        length // 4 * 4,
+        (len(answered) - 1) // 4 * 4,
+    ]
 
 
 def test_a_find_is_counted_once_under_preemption() -> None:

@@ -13,10 +13,10 @@ from magicdec.runtime.sampling_params import SamplingParams
 from tests import toy
 from tests.audit import Audit
 
-BATCH, MAX_DRAFT_LEN, WINDOW, SINKS = 3, 4, 6, 3
+BATCH, MAX_DRAFT_LEN, WINDOW, SINKS = 3, 4, 8, 3
 TEXT = [(index * index // 3 + 7 * index) % (toy.VOCAB_SIZE - 1) + 1 for index in range(60)]
 PER_REQUEST = st.lists(st.integers(0, MAX_DRAFT_LEN), min_size=BATCH + 1, max_size=BATCH + 1)
-SETTINGS = settings(max_examples=40, stateful_step_count=40, phases=[Phase.generate, Phase.shrink])
+SETTINGS = settings(max_examples=70, stateful_step_count=40, phases=[Phase.generate, Phase.shrink])
 
 
 class EngineMachine(RuleBasedStateMachine):
