@@ -33,12 +33,12 @@ class ModelProposer:
         tokens: dict[str, list[int]] = {entry.request.request_id: [] for entry in scheduled}
         probs: dict[str, list[torch.Tensor]] = {entry.request.request_id: [] for entry in scheduled}
         active = [e for e in scheduled if e.num_draft_tokens > 0 and e.request not in self._given_up]
-        rows = [self.cache.catch_up(entry.request) for entry in active]
-        while active:
-            self._draw(active, rows, tokens, probs)
-            active = [e for e in active if len(tokens[e.request.request_id]) < e.num_draft_tokens]
-            active = [e for e in active if e.request not in self._given_up]
-            rows = [self._next_row(entry.request, tokens[entry.request.request_id]) for entry in active]
+        try:
+            self._draw_all(active, tokens, probs)
+        except Exception:  # the caches count rows as read that may never have been computed
+            for entry in active:
+                self.cache.release(entry.request)
+            raise
         return [self._draft(tokens[e.request.request_id], probs[e.request.request_id]) for e in scheduled]
 
     def release(self, request: Request) -> None:
@@ -46,6 +46,19 @@ class ModelProposer:
         self.cache.release(request)
         if request.is_finished:
             self._given_up.discard(request)
+
+    def _draw_all(
+        self,
+        active: list[ScheduledRequest],
+        tokens: dict[str, list[int]],
+        probs: dict[str, list[torch.Tensor]],
+    ) -> None:
+        rows = [self.cache.catch_up(entry.request) for entry in active]
+        while active:
+            self._draw(active, rows, tokens, probs)
+            active = [e for e in active if len(tokens[e.request.request_id]) < e.num_draft_tokens]
+            active = [e for e in active if e.request not in self._given_up]
+            rows = [self._next_row(entry.request, tokens[entry.request.request_id]) for entry in active]
 
     def _draw(
         self,

@@ -149,8 +149,8 @@ class _Scripted:
 
     def forward(self, inputs: ModelInput) -> torch.Tensor:
         """Logits [N, V]; all checks of the inner runner are made."""
-        logits = torch.zeros_like(self.runner.forward(inputs))
         pending, self.cache.pending = self.cache.pending, []
+        logits = torch.zeros_like(self.runner.forward(inputs))
         for row, request in zip(logits, pending, strict=True):
             row[self.script(request, self.cache.drafts[request])] = CERTAIN
         return logits

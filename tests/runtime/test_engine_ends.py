@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from magicdec.runtime.engine import Engine
+from magicdec.runtime.model_input import ModelInput
 from magicdec.runtime.outputs import RequestOutput
 from magicdec.runtime.request import Request
 from magicdec.runtime.sampling_params import SamplingParams
@@ -209,3 +210,70 @@ def test_broken_draft_changes_no_output(
     assert outputs[1].metrics.num_accepted_tokens > 0
     if bad == 7:  # the shortest prompt has room for a round before its draft fails, and for a part of the next
         assert outputs[0].metrics.num_draft_tokens > 0
+
+
+def test_self_draft_that_fails_on_its_own_view_changes_no_output(caplog: pytest.LogCaptureFixture) -> None:
+    """NaN wherever the view is not the true text: behind wrong drafts, and once the window hides a part of it."""
+    prompt, param = [13, *PROMPT], SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+    expected = toy.plain(prompt, param)
+    truth = prompt + expected.token_ids
+
+    class Strict(ToyRunner):
+        def next_logits(self, token_ids: Sequence[int]) -> torch.Tensor:
+            law = super().next_logits(token_ids)
+            return law if list(token_ids) == truth[: len(token_ids)] else torch.full_like(law, torch.nan)
+
+    (output,) = toy.run(toy.engine("self", target_type=Strict, window_size=20), [prompt], [param])
+    toy.assert_equal(output.outputs[0], expected)
+    assert output.metrics.num_accepted_tokens > 0
+    assert len(caplog.records) == 1
+
+
+class Breakable(ToyRunner):
+    """Raises in the pass with this number."""
+
+    fails_at = -1
+    num_passes = 0
+
+    def forward(self, inputs: ModelInput) -> torch.Tensor:
+        """As ToyRunner, but once."""
+        self.num_passes += 1
+        if self.num_passes == self.fails_at:
+            raise RuntimeError("out of memory")
+        return super().forward(inputs)
+
+
+@pytest.mark.parametrize("fails_at", range(1, 10))
+@pytest.mark.parametrize(("kind", "part"), [("self", "both"), ("in_cache", "target"), ("in_cache", "draft")])
+def test_a_step_that_raises_may_be_repeated(kind: toy.Kind, part: str, fails_at: int) -> None:
+    """Loud, and nothing is committed; whoever goes on gets the same output, from drafts of the right text."""
+
+    class Failing(Breakable):
+        pass
+
+    Failing.fails_at = fails_at
+    target_type, draft_type = (ToyRunner, Failing) if part == "draft" else (Failing, ToyRunner)
+    engine = toy.engine(kind, target_type=target_type, draft_type=draft_type, max_num_tokens=24)
+    prompts = [PROMPT, PROMPT[::-1] * 2]
+    params = [SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)] * 2
+    right = [toy.plain(prompt, param).token_ids for prompt, param in zip(prompts, params, strict=True)]
+
+    def script(request: Request, drafts: Sequence[int]) -> int:
+        position = request.num_output_tokens + len(drafts)
+        return right[int(request.request_id[0])][position] if len(drafts) < 2 else 1
+
+    Audit(engine, window_size=8, num_sink_tokens=3, script=script)
+    for index in range(2):
+        engine.add_request(str(index), prompts[index], params[index])
+    final: dict[str, RequestOutput] = {}
+    with pytest.raises(RuntimeError):
+        _finish(engine, final)
+    toy.check_integrity(engine)
+    _finish(engine, final)
+    toy.check_integrity(engine)
+    assert [final[str(index)].outputs[0].token_ids for index in range(2)] == right
+
+
+def _finish(engine: Engine, final: dict[str, RequestOutput]) -> None:
+    while engine.has_unfinished_requests:
+        final |= {output.request_id: output for output in engine.step() if output.finished}
