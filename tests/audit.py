@@ -29,6 +29,7 @@ class Audit:
         self.engine = engine
         self.target = engine.runner
         self.plan = SchedulerOutput((), ())
+        self.cache: AuditedCache | None = None
         self._forward = engine.runner.forward
         self._schedule = engine.scheduler.schedule
         engine.runner.forward = self._audited_forward  # type: ignore[method-assign]
@@ -37,9 +38,8 @@ class Audit:
             proposer = engine.proposer
             runner = proposer.runner
             assert isinstance(runner, ToyRunner)
-            cache = AuditedCache(proposer.cache, runner, window_size, num_sink_tokens)
-            proposer.cache = cache
-            proposer.runner = _Scripted(runner, cache, script)
+            proposer.cache = self.cache = AuditedCache(proposer.cache, runner, window_size, num_sink_tokens)
+            proposer.runner = _Scripted(runner, self.cache, script)
 
     def check_slots(self) -> None:
         """Every computed token of every running request still stands in its slot."""
@@ -68,6 +68,8 @@ class Audit:
 
     def _audited_schedule(self) -> SchedulerOutput:
         scheduler = self.engine.scheduler
+        if self.cache is not None:
+            self.cache.pending = []  # of a step that raised
         decoding = [request for request in scheduler.running if request.num_pending_tokens == 1]
         plan = self.plan = self._schedule()
         rows = [entry.num_tokens + entry.num_draft_tokens for entry in plan.scheduled]
