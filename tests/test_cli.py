@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import os
 import re
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from typer.testing import CliRunner, Result
 
 import magicdec
 from magicdec import LLM, RequestOutput, SamplingParams, console
-from magicdec.cli import app, build_engine
+from magicdec.cli import app, build_engine, main
 from magicdec.runtime.manifest import load_engine, load_pair
 from magicdec.runtime.model_input import ModelInput, SequenceInput, pack
 from tests.engines import tiny_pair
@@ -112,6 +113,18 @@ def test_version_and_module_entry() -> None:
     assert subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.startswith(
         "magicdec "
     )
+
+
+@pytest.mark.parametrize("own", [None, "7"])
+def test_threads_do_not_spin_unless_the_user_says_so(monkeypatch: pytest.MonkeyPatch, own: str | None) -> None:
+    monkeypatch.setenv("GOMP_SPINCOUNT", "restored by monkeypatch")
+    monkeypatch.delenv("GOMP_SPINCOUNT")
+    if own:
+        monkeypatch.setenv("GOMP_SPINCOUNT", own)
+    monkeypatch.setattr(sys, "argv", ["magicdec", "--version"])
+    with pytest.raises(SystemExit):
+        main()
+    assert os.environ["GOMP_SPINCOUNT"] == own or (own is None and int(os.environ["GOMP_SPINCOUNT"]) < 100_000)
 
 
 @pytest.mark.parametrize(
