@@ -9,9 +9,6 @@ TORCH_INDEX ?=
 # Passed on to the demo: make demo ARGS="--context 8000 --window 1024"
 ARGS ?=
 
-# PyTorch's threads sleep soon while they wait: spinning ones are many times slower beside any other busy process.
-export GOMP_SPINCOUNT ?= 20000
-
 VENV := .venv
 BIN := $(VENV)/bin
 

@@ -1,12 +1,12 @@
 """The command line: `magicdec`, `python -m magicdec`, and `build-engine`."""
 
-import os
 from typing import Annotated
 
 import typer
 
 from magicdec import __version__
 from magicdec.commands import build, demo, generate, inspect
+from magicdec.threads import wait_politely
 
 app = typer.Typer(
     name="magicdec",
@@ -41,7 +41,7 @@ def _options(
 
 def main() -> None:
     """Entry point of `magicdec`."""
-    _share_cores()
+    wait_politely()
     app()
 
 
@@ -55,15 +55,5 @@ def build_engine() -> None:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     builder.command("build-engine", epilog=build.EPILOG)(build.build)
-    _share_cores()
+    wait_politely()
     builder()
-
-
-def _share_cores() -> None:
-    """Let PyTorch's threads wait for each other by sleeping soon instead of spinning.
-
-    GNU OpenMP spins for milliseconds by default. With one other busy process on the machine each of the hundreds of
-    waits in a step then lasts a time slice of the scheduler: 20 times slower, measured. It has no other switch than
-    this variable, which is read when PyTorch is imported; a value of the user's own stays.
-    """
-    os.environ.setdefault("GOMP_SPINCOUNT", "20000")

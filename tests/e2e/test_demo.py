@@ -1,5 +1,6 @@
 """The demo: its parts on a tiny pair, and the whole of it with the real model."""
 
+import os
 import re
 import subprocess
 import sys
@@ -104,10 +105,11 @@ def test_the_speeds_are_tokens_over_seconds(llm: LLM) -> None:
 def run_demo(*args: str) -> tuple[str, dict[str, str]]:
     """Standard output of `magicdec demo`, and the closing table. Downloads and the engine stay in .cache/."""
     command = [sys.executable, "-m", "magicdec", "demo", "--cache-dir", str(ROOT / ".cache"), *args]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=1200, check=False, cwd=ROOT)
+    wide = os.environ | {"COLUMNS": "250"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1200, check=False, cwd=ROOT, env=wide)
     assert done.returncode == 0, done.stderr
-    lines = [line.strip("│ \n").split("│") for line in done.stdout.splitlines() if line.startswith("│")]
-    return done.stdout, {name.strip(): value.strip() for name, value in lines if name.strip()}
+    rows = [line.split("│")[1:3] for line in done.stdout.splitlines() if line.startswith("│")]
+    return done.stdout, {name.strip(): value.strip() for name, value in rows}
 
 
 def test_the_demo_with_a_short_text(tmp_path: Path) -> None:
