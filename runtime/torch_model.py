@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional
 
 from magicdec.plugins.attention import paged_attention, sequence_views
+from magicdec.plugins.linear import Linear, load_linear
 from magicdec.plugins.rotary import Rotary, rotate
 from magicdec.runtime.kv_cache import KVCache
 from magicdec.runtime.model_input import ModelInput
@@ -49,18 +50,17 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class Layer:
-    """Weights of one decoder layer; linears are [out_features, in_features]."""
+    """Weights of one decoder layer."""
 
     input_norm: torch.Tensor
-    qkv: torch.Tensor  # [q | k | v] rows
-    qkv_bias: torch.Tensor | None
+    qkv: Linear  # [q | k | v] rows
     query_norm: torch.Tensor | None  # Qwen3: over each head
     key_norm: torch.Tensor | None
-    dense: torch.Tensor
+    dense: Linear
     post_norm: torch.Tensor
-    gate: torch.Tensor  # passed through SiLU; TensorRT-LLM calls it fc
-    up: torch.Tensor  # TensorRT-LLM calls it gate
-    down: torch.Tensor
+    gate: Linear  # passed through SiLU; TensorRT-LLM calls it fc
+    up: Linear  # TensorRT-LLM calls it gate
+    down: Linear
 
     @classmethod
     def from_checkpoint(cls, weights: Weights, index: int) -> "Layer":
@@ -68,15 +68,14 @@ class Layer:
         prefix = f"transformer.layers.{index}."
         return cls(
             input_norm=weights[prefix + "input_layernorm.weight"],
-            qkv=weights[prefix + "attention.qkv.weight"],
-            qkv_bias=weights.get(prefix + "attention.qkv.bias"),
+            qkv=load_linear(weights, prefix + "attention.qkv."),
             query_norm=weights.get(prefix + "attention.q_layernorm.weight"),
             key_norm=weights.get(prefix + "attention.k_layernorm.weight"),
-            dense=weights[prefix + "attention.dense.weight"],
+            dense=load_linear(weights, prefix + "attention.dense."),
             post_norm=weights[prefix + "post_layernorm.weight"],
-            gate=weights[prefix + "mlp.fc.weight"],
-            up=weights[prefix + "mlp.gate.weight"],
-            down=weights[prefix + "mlp.proj.weight"],
+            gate=load_linear(weights, prefix + "mlp.fc."),
+            up=load_linear(weights, prefix + "mlp.gate."),
+            down=load_linear(weights, prefix + "mlp.proj."),
         )
 
 
@@ -107,10 +106,9 @@ class TorchModel:
             query, key, value = self._project(layer, self._norm(hidden, layer.input_norm), cos, sin)
             cache.write(index, slots, key, value)
             mixed = paged_attention(query * self.scale, cache.keys[index], cache.values[index], views)
-            hidden = hidden + functional.linear(mixed.flatten(1), layer.dense)
+            hidden = hidden + layer.dense(mixed.flatten(1))
             normed = self._norm(hidden, layer.post_norm)
-            gated = functional.silu(functional.linear(normed, layer.gate)) * functional.linear(normed, layer.up)
-            hidden = hidden + functional.linear(gated, layer.down)
+            hidden = hidden + layer.down(functional.silu(layer.gate(normed)) * layer.up(normed))
         wanted = self._norm(hidden[inputs.logits_indices.to(device)], self.final_norm)
         return functional.linear(wanted, self.head)[:, : self.config.vocab_size].to(self.wide)
 
@@ -119,7 +117,7 @@ class TorchModel:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries [T, heads, head_size], keys and values [T, kv_heads, head_size], rotated."""
         config = self.config
-        heads = functional.linear(normed, layer.qkv, layer.qkv_bias).view(len(normed), -1, config.head_size)
+        heads = layer.qkv(normed).view(len(normed), -1, config.head_size)
         query, key, value = torch.split(heads, [config.num_heads, config.num_kv_heads, config.num_kv_heads], dim=1)
         if layer.query_norm is not None and layer.key_norm is not None:
             query, key = self._norm(query, layer.query_norm), self._norm(key, layer.key_norm)
