@@ -10,6 +10,7 @@ from torch.nn import functional
 from magicdec.plugins.attention import paged_attention, sequence_views
 from magicdec.plugins.linear import Linear, load_linear
 from magicdec.plugins.rotary import Rotary, rotate
+from magicdec.runtime.communicator import Communicator, SingleRank
 from magicdec.runtime.kv_cache import KVCache
 from magicdec.runtime.model_input import ModelInput
 
@@ -47,6 +48,10 @@ class ModelConfig:
             qk_layernorm=config["qk_layernorm"],
         )
 
+    def local_kv_heads(self, tp_size: int) -> int:
+        """KV heads on each of `tp_size` ranks; where there are more ranks than heads, ranks share a head."""
+        return max(self.num_kv_heads // tp_size, 1)
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -80,10 +85,17 @@ class Layer:
 
 
 class TorchModel:
-    """Forward pass over a paged cache. All arithmetic is in the weights' dtype, norms in at least float32."""
+    """Forward pass over a paged cache. All arithmetic is in the weights' dtype, norms in at least float32.
 
-    def __init__(self, config: ModelConfig, weights: Weights) -> None:
+    With several ranks the weights are one rank's: its own heads, its columns of the matrices that follow them (whose
+    products are summed over the ranks), its rows of the output matrix. Every rank returns the whole logits.
+    """
+
+    def __init__(self, config: ModelConfig, weights: Weights, communicator: Communicator | None = None) -> None:
         self.config = config
+        self.communicator = communicator or SingleRank()
+        self.num_heads = config.num_heads // self.communicator.size
+        self.num_kv_heads = config.local_kv_heads(self.communicator.size)
         self.embedding = weights["transformer.vocab_embedding.weight"]
         self.layers = [Layer.from_checkpoint(weights, index) for index in range(config.num_layers)]
         self.final_norm = weights["transformer.ln_f.weight"]
@@ -106,19 +118,20 @@ class TorchModel:
             query, key, value = self._project(layer, self._norm(hidden, layer.input_norm), cos, sin)
             cache.write(index, slots, key, value)
             mixed = paged_attention(query * self.scale, cache.keys[index], cache.values[index], views)
-            hidden = hidden + layer.dense(mixed.flatten(1))
+            hidden = hidden + self.communicator.all_reduce(layer.dense(mixed.flatten(1)))
             normed = self._norm(hidden, layer.post_norm)
-            hidden = hidden + layer.down(functional.silu(layer.gate(normed)) * layer.up(normed))
+            inner = functional.silu(layer.gate(normed)) * layer.up(normed)
+            hidden = hidden + self.communicator.all_reduce(layer.down(inner))
         wanted = self._norm(hidden[inputs.logits_indices.to(device)], self.final_norm)
-        return functional.linear(wanted, self.head)[:, : self.config.vocab_size].to(self.wide)
+        logits = self.communicator.all_gather(functional.linear(wanted, self.head))  # padded rows stand at the end
+        return logits[:, : self.config.vocab_size].to(self.wide)
 
     def _project(
         self, layer: Layer, normed: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries [T, heads, head_size], keys and values [T, kv_heads, head_size], rotated."""
-        config = self.config
-        heads = layer.qkv(normed).view(len(normed), -1, config.head_size)
-        query, key, value = torch.split(heads, [config.num_heads, config.num_kv_heads, config.num_kv_heads], dim=1)
+        heads = layer.qkv(normed).view(len(normed), -1, self.config.head_size)
+        query, key, value = torch.split(heads, [self.num_heads, self.num_kv_heads, self.num_kv_heads], dim=1)
         if layer.query_norm is not None and layer.key_norm is not None:
             query, key = self._norm(query, layer.query_norm), self._norm(key, layer.key_norm)
         return rotate(query, cos, sin), rotate(key, cos, sin), value

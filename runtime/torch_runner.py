@@ -8,6 +8,7 @@ from safetensors import SafetensorError, safe_open
 
 from magicdec.errors import EngineError
 from magicdec.plugins.rotary import rotate
+from magicdec.runtime.communicator import Communicator, SingleRank
 from magicdec.runtime.kv_cache import KVCache
 from magicdec.runtime.manifest import load_engine
 from magicdec.runtime.model_input import ModelInput
@@ -20,6 +21,7 @@ class TorchRunner:
     """A `ModelRunner` on PyTorch. engine_dir: the `target/` or `draft/` folder of a pair.
 
     dtype: compute in this type instead of the checkpoint's (float64 in tests). Logits are float32, float64 in float64.
+    communicator: the ranks that the engine was built for, of which this runner is one (see `runtime.parallel`).
     """
 
     def __init__(
@@ -29,12 +31,13 @@ class TorchRunner:
         block_size: int,
         dtype: torch.dtype | None = None,
         device: str = "cpu",
+        communicator: Communicator | None = None,
     ) -> None:
-        manifest = load_engine(engine_dir)
-        if manifest.tp_size != 1:
+        manifest, ranks = load_engine(engine_dir), communicator or SingleRank()
+        if manifest.tp_size != ranks.size:
             raise EngineError(
-                f"{engine_dir} was built for {manifest.tp_size} tensor-parallel ranks, and this runner runs one; "
-                "build with --tp 1"
+                f"{engine_dir} was built for {manifest.tp_size} tensor-parallel ranks, and {ranks.size} run it; start "
+                f"{manifest.tp_size} with mpiexec, or build with --tp {ranks.size}"
             )
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -42,10 +45,10 @@ class TorchRunner:
         self.device = torch.device(device)
         self.dtype = dtype or DTYPES[manifest.dtype]
         config = ModelConfig.from_checkpoint(json.loads((engine_dir / "config.json").read_text()))
-        self.model = TorchModel(config, self._load(engine_dir / "rank0.safetensors"))
+        self.model = TorchModel(config, self._load(engine_dir / f"rank{ranks.rank}.safetensors"), ranks)
         self.cache = KVCache(
             num_layers=config.num_layers,
-            num_kv_heads=config.num_kv_heads,
+            num_kv_heads=self.model.num_kv_heads,
             head_size=config.head_size,
             num_slots=num_blocks * block_size,
             dtype=self.dtype,
