@@ -16,6 +16,7 @@ from magicdec.runtime.manifest import load_pair
 from magicdec.runtime.outputs import RequestOutput
 from magicdec.runtime.sampling_params import SamplingParams
 from tests.e2e.conftest import PairFactory
+from tests.engines import tiny_pair
 from tests.smollm2 import ROOT
 
 TEXT = "there in the one and on the other are the rest then "
@@ -46,8 +47,8 @@ def test_the_default_text_is_long_and_always_the_same() -> None:
     assert text.startswith('The "assert" statement')
 
 
-def test_an_engine_is_used_again_only_when_whole_and_of_this_configuration(pair: PairFactory) -> None:
-    directory = pair("ngram")
+def test_an_engine_is_used_again_only_when_whole_and_of_this_configuration(tmp_path: Path) -> None:
+    directory = tiny_pair(tmp_path, "self")  # its own, since it is damaged below
     config = load_pair(directory).config
     assert demo.is_built(directory, config)
     assert not demo.is_built(directory, config.model_copy(update={"max_seq_len": 99}))
