@@ -19,19 +19,20 @@ from magicdec.builder.pair import Side, check_pair, resolve_eos
 from magicdec.builder.safetensors_writer import write_error
 from magicdec.builder.source import TensorSource, open_source
 from magicdec.builder.tokenizer import stage_tokenizer
-from magicdec.errors import BuildError
+from magicdec.errors import BuildError, ConfigError
 from magicdec.runtime.manifest import (
     ENGINE_FILE,
     PAIR_FILE,
+    ROLES,
     DtypeName,
     EngineManifest,
     FileRecord,
     PairConfig,
     PairManifest,
+    Role,
     hash_file,
 )
 
-Role = Literal["target", "draft"]
 OnProgress = Callable[[str, int, int], None]
 log = logging.getLogger("magicdec.builder")
 _PACKAGES = ("magicdec", "torch", "safetensors", "transformers", "gguf")
@@ -61,6 +62,8 @@ def build_pair(
     report = on_progress or (lambda _stage, _done, _total: None)
     kind: Literal["model", "self", "ngram"] = draft if draft == "self" or draft == "ngram" else "model"
     config = resolve_config(config, kind=kind, dtype=dtype, tp_size=tp_size)
+    if "fp8" in {config.quantization_of(role) for role in ROLES} | {config.kv_cache_dtype_of(role) for role in ROLES}:
+        raise ConfigError(f"{config.name}: fp8 cannot be built yet; leave it out")
     paths: dict[Role, Path] = {"target": target}
     if isinstance(draft, Path):
         paths["draft"] = draft

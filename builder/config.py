@@ -9,7 +9,16 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from magicdec.errors import ConfigError
-from magicdec.runtime.manifest import DraftConfig, DraftKind, DtypeName, PairConfig
+from magicdec.runtime.manifest import (
+    BackendName,
+    DraftConfig,
+    DraftKind,
+    DtypeName,
+    KvDtypeChoice,
+    PairConfig,
+    QuantizationConfig,
+    WeightQuantization,
+)
 
 CONFIG_DIR = Path(__file__).parent.parent / "configs"
 
@@ -34,23 +43,39 @@ def load_config(path_or_name: Path | str) -> PairConfig:
 
 
 def resolve_config(
-    config: PairConfig, *, kind: DraftKind, dtype: DtypeName | None = None, tp_size: int | None = None
+    config: PairConfig,
+    *,
+    kind: DraftKind,
+    dtype: DtypeName | None = None,
+    tp_size: int | None = None,
+    backend: BackendName | None = None,
+    quantize_target: WeightQuantization | None = None,
+    quantize_draft: WeightQuantization | None = None,
+    kv_cache_dtype: KvDtypeChoice | None = None,
+    draft_kv_cache_dtype: KvDtypeChoice | None = None,
 ) -> PairConfig:
-    """The configuration as it is built: the kind of draft, dtype and tensor parallel size that the caller decided on.
+    """The configuration as it is built: the kind of draft, and whatever else the caller decided on (not None).
 
-    A sink_positions that was meant for another kind of draft is dropped, and the kind's own default holds.
+    Settings of the draft that were meant for another kind (sink_positions, quantization, KV dtype) are dropped.
     """
     values = config.model_dump()
     if kind != config.draft.kind:
-        values["draft"] |= {"kind": kind, "sink_positions": None}
+        values["draft"] |= {"kind": kind, "sink_positions": None, "kv_cache_dtype": "auto"}
+        values["quantization"]["draft"] = None
     if kind != "model":
         values["draft_model"] = None
-    values |= {key: value for key, value in (("dtype", dtype), ("tp_size", tp_size)) if value is not None}
+    values |= _given(dtype=dtype, tp_size=tp_size, backend=backend, kv_cache_dtype=kv_cache_dtype)
+    values["quantization"] |= _given(target=quantize_target, draft=quantize_draft)
+    values["draft"] |= _given(kv_cache_dtype=draft_kv_cache_dtype)
     try:
         return PairConfig.model_validate(values)
     except ValidationError as error:
         lines = [_explain(detail) for detail in error.errors(include_url=False)]
         raise ConfigError("\n".join(f"{config.name}: {line}" for line in lines)) from error
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def _find(path: Path) -> Path:
@@ -104,6 +129,9 @@ def _explain(detail: ErrorDetails) -> str:
 
 
 def _suggestion(key: str) -> str:
-    fields = (DraftConfig if key.startswith("draft.") else PairConfig).model_fields
+    section = key.rpartition(".")[0]
+    fields = {"draft": DraftConfig.model_fields, "quantization": QuantizationConfig.model_fields}.get(
+        section, PairConfig.model_fields
+    )
     close = difflib.get_close_matches(key.rpartition(".")[2], list(fields), n=1)
     return f"; did you mean {close[0]}?" if close else f"; known keys: {', '.join(fields)}"

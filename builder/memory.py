@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 from magicdec.builder.model_spec import ModelSpec
 from magicdec.builder.shard import local_kv_heads, rank_elements
-from magicdec.runtime.manifest import DtypeName, GpuName, PairConfig
+from magicdec.runtime.manifest import DtypeName, GpuName, KvDtypeName, PairConfig
 
-DTYPE_BYTES: dict[DtypeName, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
+DTYPE_BYTES: dict[KvDtypeName, int] = {"bfloat16": 2, "float16": 2, "float32": 4, "fp8": 1}
 # What drivers report for these cards differs by a few hundred MiB; this is just below the lowest.
-GPU_BYTES: dict[GpuName, int] = {"a100-80gb": 79 << 30, "h100-80gb": 79 << 30}
+GPU_BYTES: dict[GpuName, int] = {"a100-80gb": 79 << 30, "h100-80gb": 79 << 30, "h200": 139 << 30}
 # Left to the driver, to kernels' own buffers and to fragmentation.
 USABLE_FRACTION = 0.92
 
@@ -18,7 +18,7 @@ def disk_bytes(spec: ModelSpec, dtype: DtypeName, tp_size: int) -> int:
     return sum(rank_elements(spec, rank, tp_size) for rank in range(tp_size)) * DTYPE_BYTES[dtype]
 
 
-def kv_bytes_per_token(spec: ModelSpec, dtype: DtypeName, tp_size: int) -> int:
+def kv_bytes_per_token(spec: ModelSpec, dtype: KvDtypeName, tp_size: int) -> int:
     """Bytes of keys and values of one token on one rank."""
     return 2 * spec.num_layers * local_kv_heads(spec, tp_size) * spec.head_size * DTYPE_BYTES[dtype]
 
@@ -44,11 +44,12 @@ class MemoryNeed:
 
 def memory_need(config: PairConfig, target: ModelSpec, draft: ModelSpec | None) -> MemoryNeed:
     """What one GPU holds. draft: the separate draft model, which keeps a fixed number of tokens for each sequence."""
-    tp, size, kv_dtype = config.tp_size, DTYPE_BYTES[config.dtype], config.resolved_kv_cache_dtype
+    tp, size = config.tp_size, DTYPE_BYTES[config.dtype]
     models = [target] if draft is None else [target, draft]
     weights = sum(rank_elements(model, 0, tp) for model in models) * size
     draft_tokens = config.max_batch_size * config.draft_budget
-    draft_kv = draft_tokens * kv_bytes_per_token(draft, kv_dtype, tp) if draft is not None else 0
+    kv_dtype, draft_dtype = config.resolved_kv_cache_dtype, config.kv_cache_dtype_of("draft")
+    draft_kv = draft_tokens * kv_bytes_per_token(draft, draft_dtype, tp) if draft is not None else 0
     return MemoryNeed(
         weights=weights,
         workspace=_workspace(config, target),

@@ -41,6 +41,7 @@ def _builder_hash() -> str:
     for path in (
         *sorted((ROOT / "builder").glob("*.py")),
         ROOT / "runtime/manifest.py",
+        ROOT / "runtime/pair_config.py",
         ROOT / f"configs/{_CONFIG}.yaml",
     ):
         digest.update(path.read_bytes())

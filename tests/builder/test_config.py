@@ -10,6 +10,7 @@ from magicdec.builder.model_spec import ModelSpec
 from magicdec.builder.pair import Side, check_pair
 from magicdec.builder.tokenizer import TokenizerInfo
 from magicdec.errors import ConfigError
+from magicdec.runtime.manifest import PairConfig
 from tests.builder.published import PUBLISHED
 
 MINIMAL = "name: tiny\ntarget: random\ndraft: {kind: self}\n"
@@ -72,8 +73,10 @@ def test_packaged_configuration_fits_its_gpu_with_several_sequences(name: str) -
         ("name: a\ndraft: {kind: self}\n", r"target: missing; add it"),
         (MINIMAL + "max_seq_len: '8192'\n", r"max_seq_len: '8192': Input should be a valid integer"),
         (MINIMAL + "dtype: fp8\n", r"dtype: 'fp8': Input should be 'bfloat16', 'float16' or 'float32'"),
-        (MINIMAL + "kv_cache_dtype: fp8\n", r"kv_cache_dtype: 'fp8': fp8 KV caches are not supported"),
-        (MINIMAL + "gpu: tpu\n", r"gpu: 'tpu': Input should be 'a100-80gb' or 'h100-80gb'"),
+        (MINIMAL + "kv_cache_dtype: int8\n", r"kv_cache_dtype: 'int8': Input should be 'auto', 'bfloat16', 'float16'"),
+        (MINIMAL + "quantization: {targets: fp8}\n", r"quantization\.targets: unknown key.*did you mean target\?"),
+        (MINIMAL + "kv_cache_dtype: fp8\ngpu: a100-80gb\n", r"An FP8 KV cache.*no FP8 arithmetic"),
+        (MINIMAL + "gpu: tpu\n", r"gpu: 'tpu': Input should be 'a100-80gb', 'h100-80gb' or 'h200'"),
         ("name: a\ntarget: b\ndraft: {kind: self, window_size: 100}\n", r"window_size 100 is not a multiple.*use 112"),
         (MINIMAL + "name: twice\n", r"key 'name' is given twice"),
         (MINIMAL + "x: [1\n", "not valid YAML"),
@@ -106,3 +109,17 @@ def test_the_caller_decides_on_kind_dtype_and_ranks(tmp_path: Path) -> None:
     assert (config.dtype, config.tp_size) == ("float32", 2)
     with pytest.raises(ConfigError, match="tp_size: 0"):
         resolve_config(config, kind="self", tp_size=0)
+
+
+def test_precision_switches_of_another_kind_of_draft_are_dropped_and_the_callers_hold() -> None:
+    text = {"draft": {"kind": "model", "kv_cache_dtype": "fp8"}, "quantization": {"draft": "fp8"}}
+    config = PairConfig.model_validate({"name": "a", "target": "b", **text})
+    alone = resolve_config(config, kind="self")
+    assert (alone.draft.kv_cache_dtype, alone.quantization.draft) == ("auto", None)
+    given = resolve_config(
+        config, kind="model", quantize_target="fp8", kv_cache_dtype="fp8", draft_kv_cache_dtype="auto"
+    )
+    assert (given.quantization_of("target"), given.quantization_of("draft")) == ("fp8", "fp8")
+    assert (given.kv_cache_dtype_of("target"), given.kv_cache_dtype_of("draft")) == ("fp8", "bfloat16")
+    with pytest.raises(ConfigError, match=r"a: quantization\.draft 'fp8' differs from the target's 'none'"):
+        resolve_config(config, kind="self", quantize_draft="fp8")

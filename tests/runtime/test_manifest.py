@@ -117,7 +117,7 @@ def test_changed_bytes_are_found_by_hash(tmp_path: Path) -> None:
         ({"draft": {"kind": "ngram", "ngram_min": 4}}, r"ngram_min 4 is more than ngram_max 3"),
         ({"max_num_tokens": 39}, r"max_num_tokens 39 cannot hold.*use at least 40"),
         ({"block_size": 24}, "not a power of two"),
-        ({"kv_cache_dtype": "fp8"}, "fp8 KV caches are not supported"),
+        ({"kv_cache_dtype": "float16"}, "kv_cache_dtype 'float16' is not dtype 'bfloat16'.*use 'auto' or 'fp8'"),
         ({"max_batch_size": 0}, "greater than 0"),
         ({"max_batch_size": True}, "valid integer"),
         ({"speculation": "on"}, "Extra inputs"),
@@ -141,3 +141,70 @@ def test_draft_budget_counts_sink_blocks_window_and_two_spare_blocks() -> None:
 
 def test_plain_decoding_is_a_configuration() -> None:
     assert pair_config(draft={"kind": "model", "num_draft_tokens": 0}).draft.num_draft_tokens == 0
+
+
+A100, TRTLLM, FP8_DRAFT = {"gpu": "a100-80gb"}, {"backend": "trtllm"}, {"quantization": {"draft": "fp8"}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            A100 | {"kv_cache_dtype": "fp8"},
+            r"FP8 KV cache \(kv_cache_dtype: fp8\).*'a100-80gb', which has no FP8",
+        ),
+        (A100 | FP8_DRAFT, r"FP8 weights \(quantization\.draft: fp8\) cannot go with gpu 'a100-80gb'"),
+        (A100 | {"quantization": {"target": "fp8"}}, r"FP8 weights \(quantization\.target: fp8\)"),
+        (
+            TRTLLM | {"kv_cache_dtype": "fp8"},
+            r"kv_cache_dtype 'fp8' without quantization\.target 'fp8'.*TensorRT-LLM then turns paged context attention "
+            r"off.*verified.*add quantization\.target: fp8",
+        ),
+        (
+            TRTLLM | {"draft": {"kind": "model", "kv_cache_dtype": "fp8"}},
+            r"draft\.kv_cache_dtype 'fp8' without quantization\.draft 'fp8'",
+        ),
+        (
+            {"draft": {"kind": "self"}, **FP8_DRAFT},
+            r"quantization\.draft 'fp8' differs from the target's 'none'.*kind 'self'.*leave quantization\.draft out",
+        ),
+        (
+            {"draft": {"kind": "self"}, "quantization": {"target": "fp8", "draft": "none"}},
+            r"quantization\.draft 'none' differs from the target's 'fp8'",
+        ),
+        (
+            {"draft": {"kind": "self", "kv_cache_dtype": "bfloat16"}, "kv_cache_dtype": "fp8"},
+            r"draft\.kv_cache_dtype 'bfloat16' differs from the target's 'fp8'",
+        ),
+        (
+            {"draft": {"kind": "ngram", "kv_cache_dtype": "fp8"}},
+            r"draft\.kv_cache_dtype 'fp8' differs from the target's",
+        ),
+        ({"quantization": {"target": "int4"}}, "Input should be 'none' or 'fp8'"),
+        ({"quantization": {"weights": "fp8"}}, "Extra inputs"),
+        ({"draft": {"kind": "model", "kv_cache_dtype": "float32"}}, r"draft\.kv_cache_dtype 'float32' is not dtype"),
+    ],
+)
+def test_number_formats_that_do_not_go_together_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        pair_config(**changes)
+
+
+def test_target_and_draft_have_their_own_number_formats() -> None:
+    config = pair_config(quantization={"target": "fp8"}, kv_cache_dtype="fp8", gpu="h200", backend="trtllm")
+    assert (config.quantization_of("target"), config.kv_cache_dtype_of("target")) == ("fp8", "fp8")
+    assert (config.quantization_of("draft"), config.kv_cache_dtype_of("draft")) == ("none", "bfloat16")
+    drafts = pair_config(quantization={"draft": "fp8"}, draft={"kind": "model", "kv_cache_dtype": "fp8"})
+    assert (drafts.quantization_of("draft"), drafts.kv_cache_dtype_of("draft")) == ("fp8", "fp8")
+    assert (drafts.quantization_of("target"), drafts.kv_cache_dtype_of("target")) == ("none", "bfloat16")
+
+
+@pytest.mark.parametrize("kv", ["auto", "fp8"])
+def test_self_speculation_drafts_in_the_targets_formats(kv: str) -> None:
+    formats = {"quantization": {"target": "fp8", "draft": "fp8"}, "kv_cache_dtype": "fp8"}
+    config = pair_config(draft={"kind": "self", "kv_cache_dtype": kv}, **formats)
+    assert (config.quantization_of("draft"), config.kv_cache_dtype_of("draft")) == ("fp8", "fp8")
+
+
+def test_the_torch_backend_takes_an_fp8_cache_without_fp8_weights() -> None:
+    assert pair_config(kv_cache_dtype="fp8", gpu="h100-80gb").resolved_kv_cache_dtype == "fp8"

@@ -1,0 +1,203 @@
+"""The configuration of a pair: one target, one way to draft for it, limits and number formats, and what goes together.
+
+Every model here is frozen and refuses unknown keys, so a misspelt key is an error and never a silently used default.
+"""
+
+from typing import Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from magicdec.runtime.cyclic_cache import num_cyclic_blocks
+
+DraftKind = Literal["model", "self", "ngram"]
+SinkPositions = Literal["in_cache", "absolute"]
+DtypeName = Literal["bfloat16", "float16", "float32"]
+KvDtypeName = Literal["bfloat16", "float16", "float32", "fp8"]
+KvDtypeChoice = Literal["auto", "bfloat16", "float16", "float32", "fp8"]
+WeightQuantization = Literal["none", "fp8"]
+BackendName = Literal["torch", "trtllm"]
+GpuName = Literal["a100-80gb", "h100-80gb", "h200"]
+Role = Literal["target", "draft"]
+ROLES: Final[tuple[Role, ...]] = ("target", "draft")
+
+
+class Frozen(BaseModel):
+    """Immutable, strict about types, and without unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class DraftConfig(Frozen):
+    """How drafts are made. Lengths are in tokens.
+
+    kind: "model" (a separate draft model), "self" (the target over a bounded block table), "ngram" (prompt lookup).
+    window_size: recent tokens the draft always sees; num_sink_tokens: first tokens it keeps (rounded up to blocks).
+    max_draft_len: the most draft tokens a step may ever propose; num_draft_tokens: how many it proposes by default,
+    0 = plain decoding. sink_positions: see `resolved_sink_positions`. kv_cache_dtype: of a separate draft model's
+    cache; "auto" is `dtype`, also where the target's cache is fp8. ngram_min, ngram_max: sizes for prompt lookup.
+    """
+
+    kind: DraftKind
+    window_size: int = Field(default=512, gt=0)
+    num_sink_tokens: int = Field(default=4, gt=0)
+    max_draft_len: int = Field(default=8, gt=0)
+    num_draft_tokens: int = Field(default=4, ge=0)
+    sink_positions: SinkPositions | None = None
+    kv_cache_dtype: KvDtypeChoice = "auto"
+    ngram_min: int = Field(default=1, gt=0)
+    ngram_max: int = Field(default=3, gt=0)
+
+    @property
+    def resolved_sink_positions(self) -> SinkPositions:
+        """Where sink keys stand: a draft model's follow its window, in self-speculation they are the target's own."""
+        if self.sink_positions is not None:
+            return self.sink_positions
+        return "absolute" if self.kind == "self" else "in_cache"
+
+    @model_validator(mode="after")
+    def _check(self) -> "DraftConfig":
+        if self.num_draft_tokens > self.max_draft_len:
+            raise ValueError(
+                f"num_draft_tokens {self.num_draft_tokens} is more than max_draft_len {self.max_draft_len}; "
+                "lower the one or raise the other"
+            )
+        if self.ngram_min > self.ngram_max:
+            raise ValueError(f"ngram_min {self.ngram_min} is more than ngram_max {self.ngram_max}; swap them")
+        if self.kind == "self" and self.sink_positions == "in_cache":
+            raise ValueError(
+                "sink_positions 'in_cache' cannot go with kind 'self', whose sink blocks are the target's own; "
+                "use 'absolute' or leave the key out"
+            )
+        return self
+
+
+class QuantizationConfig(Frozen):
+    """FP8 (E4M3) for the weights and inputs of the linear layers of target and draft; lm_head and embedding stay.
+
+    draft: of a separate draft model, None is "none"; in self-speculation the draft is the target.
+    """
+
+    target: WeightQuantization = "none"
+    draft: WeightQuantization | None = None
+
+
+class PairConfig(Frozen):
+    """One target with one way to draft for it; a file in configs/ is one of these.
+
+    target, draft_model: which checkpoints the numbers are for (Hugging Face id or path; informational).
+    backend: what executes the engine. kv_cache_dtype: of the target's cache; "auto" is `dtype`. gpu: the GPU whose
+    memory and arithmetic the build is checked against.
+    max_num_tokens: token budget of one packed target pass. beyond_trained_len: allow a max_seq_len past the trained
+    length, which is useful for timing only, since answers degrade there.
+    """
+
+    name: str = Field(min_length=1)
+    target: str = Field(min_length=1)
+    draft_model: str | None = None
+    draft: DraftConfig
+    backend: BackendName = "torch"
+    dtype: DtypeName = "bfloat16"
+    kv_cache_dtype: KvDtypeChoice = "auto"
+    quantization: QuantizationConfig = Field(default_factory=QuantizationConfig)
+    gpu: GpuName | None = None
+    block_size: int = Field(default=16, gt=0)
+    max_batch_size: int = Field(default=8, gt=0)
+    max_seq_len: int = Field(default=8192, gt=0)
+    max_num_tokens: int = Field(default=2048, gt=0)
+    tp_size: int = Field(default=1, gt=0)
+    beyond_trained_len: bool = False
+
+    @property
+    def resolved_kv_cache_dtype(self) -> KvDtypeName:
+        """The dtype of keys and values in the target's cache."""
+        return self.kv_cache_dtype_of("target")
+
+    def kv_cache_dtype_of(self, role: Role) -> KvDtypeName:
+        """The dtype of keys and values in the cache of target or draft; without a draft model both are the target's."""
+        own = self.draft.kv_cache_dtype if role == "draft" and self.draft.kind == "model" else self.kv_cache_dtype
+        return self.dtype if own == "auto" else own
+
+    def quantization_of(self, role: Role) -> WeightQuantization:
+        """How the linear layers of target or draft are stored; without a draft model both are the target."""
+        if role == "draft" and self.draft.kind == "model":
+            return self.quantization.draft or "none"
+        return self.quantization.target
+
+    @property
+    def draft_budget(self) -> int:
+        """Tokens of KV that a separate draft model holds for each sequence: sink blocks, window, two spare blocks."""
+        draft, size = self.draft, self.block_size
+        return num_cyclic_blocks(draft.num_sink_tokens, draft.window_size, size, draft.max_draft_len) * size
+
+    @field_validator("block_size")
+    @classmethod
+    def _power_of_two(cls, value: int) -> int:
+        if value & (value - 1):
+            raise ValueError("not a power of two; use 16 or 32")
+        return value
+
+    @model_validator(mode="after")
+    def _check(self) -> "PairConfig":
+        draft, block = self.draft, self.block_size
+        if draft.window_size % block:
+            raise ValueError(
+                f"draft.window_size {draft.window_size} is not a multiple of block_size {block}; "
+                f"use {-(-draft.window_size // block) * block}"
+            )
+        if draft.max_draft_len > block:
+            raise ValueError(
+                f"draft.max_draft_len {draft.max_draft_len} is more than block_size {block}: a rewind could reach a "
+                f"block already overwritten; use at most {block} or larger blocks"
+            )
+        need = self.max_batch_size * (draft.num_draft_tokens + 1)
+        if self.max_num_tokens < need:
+            raise ValueError(
+                f"max_num_tokens {self.max_num_tokens} cannot hold one verification of max_batch_size "
+                f"{self.max_batch_size} requests with {draft.num_draft_tokens} draft tokens each; use at least {need}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_precision(self) -> "PairConfig":
+        own = (("kv_cache_dtype", self.kv_cache_dtype), ("draft.kv_cache_dtype", self.draft.kv_cache_dtype))
+        for key, choice in own:
+            if choice not in ("auto", "fp8", self.dtype):
+                raise ValueError(
+                    f"{key} {choice!r} is not dtype {self.dtype!r}: attention reads a cache of its own dtype or of "
+                    "fp8; use 'auto' or 'fp8'"
+                )
+        self._check_draft_precision()
+        for role in ROLES:
+            self._check_fp8(role)
+        return self
+
+    def _check_fp8(self, role: Role) -> None:
+        weights, cache = self.quantization_of(role) == "fp8", self.kv_cache_dtype_of(role) == "fp8"
+        weights_key, cache_key = (
+            f"quantization.{role}",
+            "kv_cache_dtype" if role == "target" else "draft.kv_cache_dtype",
+        )
+        if self.gpu == "a100-80gb" and (weights or cache):
+            what = f"FP8 weights ({weights_key}: fp8)" if weights else f"An FP8 KV cache ({cache_key}: fp8)"
+            raise ValueError(
+                f"{what} cannot go with gpu 'a100-80gb', which has no FP8 arithmetic (it came with compute capability "
+                "8.9); leave fp8 out, or choose h100-80gb or h200"
+            )
+        if self.backend == "trtllm" and cache and not weights:
+            raise ValueError(
+                f"{cache_key} 'fp8' without {weights_key} 'fp8' cannot go with backend 'trtllm': TensorRT-LLM then "
+                "turns paged context attention off, and several draft tokens can no longer be verified in one pass; "
+                f"add {weights_key}: fp8, or use 'auto'"
+            )
+
+    def _check_draft_precision(self) -> None:
+        """Without a separate draft model there is nothing that the draft's switches could change."""
+        if self.draft.kind == "model":
+            return
+        why = f"with kind {self.draft.kind!r} there is no draft model of its own"
+        for key, own, targets in (
+            ("quantization.draft", self.quantization.draft or self.quantization.target, self.quantization.target),
+            ("draft.kv_cache_dtype", self.draft.kv_cache_dtype, self.resolved_kv_cache_dtype),
+        ):
+            if own not in ("auto", targets):
+                raise ValueError(f"{key} {own!r} differs from the target's {targets!r}, and {why}; leave {key} out")
