@@ -128,8 +128,9 @@ def test_the_demo_with_a_short_text(tmp_path: Path) -> None:
 def test_the_demo_as_make_demo_runs_it() -> None:
     text, table = run_demo()
     assert len(text[: text.index("What this run measured")]) > 200
-    assert (table["prompt tokens"], table["output tokens"]) == ("4,096", "128")
-    assert table["outputs identical"] == "yes, all 128 tokens in all 5 runs"
+    assert table["prompt tokens"] == "4,096"
+    assert 20 < int(table["output tokens"]) <= 128  # the model may come to an end of its own
+    assert table["outputs identical"] == f"yes, all {table['output tokens']} tokens in all 5 runs"
     assert float(table["acceptance length"].split()[0]) > 2
     assert table["draft KV bytes"].startswith("0 ")
     assert float(table["tokens/s plain"].split()[0]) > 0
