@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
+from magicdec.plugins.fp8 import FP8, from_fp8
+
 MAX_RUNS = 32  # beyond this a gather is cheaper than one product for each run of neighbouring blocks
 ROWS_PER_CHUNK = 256  # query rows whose scores are held at a time
 
@@ -37,11 +39,12 @@ def paged_attention(
     """Causal attention of every sequence's rows over its own view, grouped queries sharing a KV head.
 
     query: [T, heads, head_size], scaled already; keys, values: [kv_heads, slots, head_size] of one layer, the new
-    rows written. Returns [T, heads, head_size]. Softmax in at least float32. The cache is read where it lies.
+    rows written. Returns [T, heads, head_size]. Softmax in at least float32. The cache is read where it lies; an FP8
+    one is converted a sequence at a time, its scales are the caller's (keys': in the query, values': on the result).
     """
     out = torch.empty_like(query)
     for view in views:
-        key_runs, value_runs = _read(keys, view.runs), _read(values, view.runs)
+        key_runs, value_runs = (_read(cache, view.runs, query.dtype) for cache in (keys, values))
         for start in range(0, view.num_rows, ROWS_PER_CHUNK):
             stop = min(start + ROWS_PER_CHUNK, view.num_rows)
             rows = slice(view.first_row + start, view.first_row + stop)
@@ -67,12 +70,14 @@ def _attend(query: torch.Tensor, keys: list[torch.Tensor], values: list[torch.Te
     return total.view(num_heads, num_rows, head_size).transpose(0, 1)
 
 
-def _read(cache: torch.Tensor, runs: Sequence[tuple[int, int]]) -> list[torch.Tensor]:
-    """The runs as views of the cache [kv_heads, run, head_size]; one gathered copy if they are many."""
+def _read(cache: torch.Tensor, runs: Sequence[tuple[int, int]], dtype: torch.dtype) -> list[torch.Tensor]:
+    """The runs as views of the cache [kv_heads, run, head_size]; one gathered copy if they are many, or of FP8."""
     if len(runs) <= MAX_RUNS:
-        return [cache[:, first : first + length] for first, length in runs]
-    slots = torch.cat([torch.arange(first, first + length, device=cache.device) for first, length in runs])
-    return [cache.index_select(1, slots)]
+        parts = [cache[:, first : first + length] for first, length in runs]
+    else:
+        slots = torch.cat([torch.arange(first, first + length, device=cache.device) for first, length in runs])
+        parts = [cache[:, slots]]
+    return [from_fp8(part, dtype) for part in parts] if cache.dtype == FP8 else parts
 
 
 def _cut(runs: list[torch.Tensor], length: int) -> list[torch.Tensor]:

@@ -1,12 +1,17 @@
-"""Keys and values of all layers in one pool of slots."""
+"""Keys and values of all layers in one pool of slots, in the model's dtype or in FP8."""
+
+from collections.abc import Sequence
 
 import torch
+
+from magicdec.plugins.fp8 import FP8, from_fp8, to_fp8
 
 
 class KVCache:
     """`keys` and `values`: [layers, kv_heads, slots, head_size]; slot = block * block_size + offset.
 
     The order keeps a run of neighbouring blocks one view for each head: attention reads it where it lies.
+    fp8_scales: None, or one for each layer; entries are then E4M3, one byte each, and stand for entry * scale.
     """
 
     def __init__(
@@ -18,17 +23,45 @@ class KVCache:
         num_slots: int,
         dtype: torch.dtype,
         device: torch.device,
+        fp8_scales: Sequence[float] | None = None,
     ) -> None:
         shape = (num_layers, num_kv_heads, num_slots, head_size)
-        self.keys = torch.empty(shape, dtype=dtype, device=device)
-        self.values = torch.empty(shape, dtype=dtype, device=device)
+        self.fp8_scales = fp8_scales
+        self.dtype = dtype if fp8_scales is None else FP8
+        self.keys = torch.empty(shape, dtype=self.dtype, device=device)
+        self.values = torch.empty(shape, dtype=self.dtype, device=device)
 
     @property
     def num_bytes(self) -> int:
         """Size of the pool in bytes."""
         return self.keys.nbytes + self.values.nbytes
 
+    def scale(self, layer: int) -> float:
+        """What a layer's entries have to be multiplied with."""
+        return 1.0 if self.fp8_scales is None else self.fp8_scales[layer]
+
     def write(self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Write new rows. slots: [T]; keys, values: [T, kv_heads, head_size]."""
-        self.keys[layer].index_copy_(1, slots, keys.transpose(0, 1))
-        self.values[layer].index_copy_(1, slots, values.transpose(0, 1))
+        self._store(self.keys, layer, slots, keys.transpose(0, 1))
+        self._store(self.values, layer, slots, values.transpose(0, 1))
+
+    def read_keys(self, slots: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """A copy of the keys at slots [n], as numbers: [layers, kv_heads, n, head_size]."""
+        keys = self.keys[:, :, slots]
+        if self.fp8_scales is None:
+            return keys.to(dtype)
+        scales = torch.tensor(self.fp8_scales, dtype=dtype, device=keys.device)
+        return from_fp8(keys, dtype) * scales.view(-1, 1, 1, 1)
+
+    def write_keys(self, slots: torch.Tensor, keys: torch.Tensor) -> None:
+        """Store keys [layers, kv_heads, n, head_size] at slots [n]."""
+        for layer, rows in enumerate(keys):
+            self._store(self.keys, layer, slots, rows)
+
+    def _store(self, pool: torch.Tensor, layer: int, slots: torch.Tensor, rows: torch.Tensor) -> None:
+        """rows: [kv_heads, n, head_size]."""
+        if self.fp8_scales is None:
+            pool[layer].index_copy_(1, slots, rows.to(self.dtype))
+        else:  # as bytes: not every PyTorch can index FP8 tensors
+            data = to_fp8(rows, self.fp8_scales[layer]).view(torch.uint8)
+            pool.view(torch.uint8)[layer].index_copy_(1, slots, data)

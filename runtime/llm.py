@@ -64,7 +64,8 @@ class LLM:
         compute = None if dtype is None else DTYPES[dtype]
         config, manifest = self.config, load_engine(directory / "target")
         self.tokenizer = HFTokenizer(directory / "target")
-        num_blocks = _num_target_blocks(directory / "target", config, kv_cache_tokens, dtype or config.dtype)
+        kv_dtype = "fp8" if config.resolved_kv_cache_dtype == "fp8" else dtype or config.dtype
+        num_blocks = _num_target_blocks(directory / "target", config, kv_cache_tokens, kv_dtype)
         self.runner = TorchRunner(directory / "target", num_blocks, config.block_size, compute, device)
         blocks = BlockManager(num_blocks, config.block_size, prefix_caching=True)
         self.draft_runner: TorchRunner | None = None

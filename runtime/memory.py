@@ -7,7 +7,7 @@ from pathlib import Path
 
 from magicdec.runtime.manifest import PairConfig
 
-BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+BYTES = {"fp8": 1, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
 
 @dataclass(frozen=True)
@@ -34,15 +34,17 @@ def kv_bytes_per_token(model_dir: Path, dtype: str) -> int:
 
 def plan_memory(pair_dir: Path, config: PairConfig, *, context: int, batch_size: int) -> MemoryPlan:
     """What `batch_size` sequences of `context` tokens need; the draft's part does not depend on the context."""
-    kv_dtype, size = config.resolved_kv_cache_dtype, config.block_size
+    size = config.block_size
     tokens = -(-context // size) * size * batch_size
     draft_kv = 0
     if config.draft.kind == "model":
-        draft_kv = config.draft_budget * batch_size * kv_bytes_per_token(pair_dir / "draft", kv_dtype)
+        draft_kv = (
+            config.draft_budget * batch_size * kv_bytes_per_token(pair_dir / "draft", config.kv_cache_dtype_of("draft"))
+        )
     return MemoryPlan(
         target_weights=_weight_bytes(pair_dir / "target"),
         draft_weights=_weight_bytes(pair_dir / "draft"),
-        target_kv=tokens * kv_bytes_per_token(pair_dir / "target", kv_dtype),
+        target_kv=tokens * kv_bytes_per_token(pair_dir / "target", config.resolved_kv_cache_dtype),
         draft_kv=draft_kv,
     )
 

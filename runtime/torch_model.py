@@ -117,7 +117,9 @@ class TorchModel:
         for index, layer in enumerate(self.layers):
             query, key, value = self._project(layer, self._norm(hidden, layer.input_norm), cos, sin)
             cache.write(index, slots, key, value)
-            mixed = paged_attention(query * self.scale, cache.keys[index], cache.values[index], views)
+            stored = cache.scale(index)
+            mixed = paged_attention(query * (self.scale * stored), cache.keys[index], cache.values[index], views)
+            mixed = mixed if stored == 1.0 else mixed * stored
             hidden = hidden + self.communicator.all_reduce(layer.dense(mixed.flatten(1)))
             normed = self._norm(hidden, layer.post_norm)
             inner = functional.silu(layer.gate(normed)) * layer.up(normed)

@@ -7,6 +7,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from magicdec.errors import EngineError
+from magicdec.plugins.fp8 import FP8, from_fp8
+from magicdec.plugins.linear import product_dtype
 from magicdec.plugins.rotary import rotate
 from magicdec.runtime.communicator import Communicator, SingleRank
 from magicdec.runtime.kv_cache import KVCache
@@ -45,7 +47,9 @@ class TorchRunner:
         self.device = torch.device(device)
         self.dtype = dtype or DTYPES[manifest.dtype]
         config = ModelConfig.from_checkpoint(json.loads((engine_dir / "config.json").read_text()))
-        self.model = TorchModel(config, self._load(engine_dir / f"rank{ranks.rank}.safetensors"), ranks)
+        weights = self._load(engine_dir / f"rank{ranks.rank}.safetensors")
+        self.model = TorchModel(config, weights, ranks)
+        names = (f"transformer.layers.{i}.attention.kv_cache_scaling_factor" for i in range(config.num_layers))
         self.cache = KVCache(
             num_layers=config.num_layers,
             num_kv_heads=self.model.num_kv_heads,
@@ -53,6 +57,7 @@ class TorchRunner:
             num_slots=num_blocks * block_size,
             dtype=self.dtype,
             device=self.device,
+            fp8_scales=[weights[name].item() for name in names] if manifest.kv_cache_quant_algo == "FP8" else None,
         )
 
     @torch.inference_mode()
@@ -63,14 +68,14 @@ class TorchRunner:
     @torch.inference_mode()
     def read_keys(self, slots: list[int], positions: list[int]) -> torch.Tensor:
         """Position-free keys [layers, kv_heads, n, head_size] in at least float32."""
-        keys = self.cache.keys[:, :, torch.tensor(slots, device=self.device)].to(self.model.wide)
+        keys = self.cache.read_keys(torch.tensor(slots, device=self.device), self.model.wide)
         return self._turn(keys, positions, back=True)
 
     @torch.inference_mode()
     def write_keys(self, slots: list[int], positions: list[int], keys: torch.Tensor) -> None:
         """Rotate position-free keys to these positions and store them."""
-        turned = self._turn(keys, positions, back=False).to(self.dtype)
-        self.cache.keys.index_copy_(2, torch.tensor(slots, device=self.device), turned)
+        turned = self._turn(keys, positions, back=False)
+        self.cache.write_keys(torch.tensor(slots, device=self.device), turned)
 
     def _turn(self, keys: torch.Tensor, positions: list[int], *, back: bool) -> torch.Tensor:
         cos, sin = self.model.rotary.angles(torch.tensor(positions, device=self.device))  # [n, 1, head_size]
@@ -80,6 +85,12 @@ class TorchRunner:
     def _load(self, path: Path) -> dict[str, torch.Tensor]:
         try:
             with safe_open(path, framework="pt", device=str(self.device)) as file:
-                return {name: file.get_tensor(name).to(self.dtype) for name in file.keys()}  # noqa: SIM118
+                return {name: self._convert(name, file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118
         except (SafetensorError, OSError) as error:
             raise EngineError(f"{path} cannot be read: {error}; build the pair again with build-engine") from error
+
+    def _convert(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Into the dtype of the computation; FP8 scales stay what they are."""
+        if tensor.dtype == FP8:
+            return from_fp8(tensor, product_dtype(self.dtype))
+        return tensor if name.endswith("_scaling_factor") else tensor.to(self.dtype)

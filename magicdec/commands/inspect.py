@@ -114,7 +114,7 @@ def _pair_rows(config: "PairConfig") -> list[tuple[str, str]]:
     return [
         *rows,
         ("draft tokens a round", f"{draft.num_draft_tokens} (at most {draft.max_draft_len})"),
-        ("dtype", f"{config.dtype}, KV cache {config.resolved_kv_cache_dtype}"),
+        ("dtype", config.dtype),
         (
             "limits",
             f"max_batch_size {config.max_batch_size}, max_seq_len {config.max_seq_len:,}, "
@@ -128,10 +128,12 @@ def _pair_rows(config: "PairConfig") -> list[tuple[str, str]]:
 def _engine_rows(directory: Path, config: "PairConfig", manifest: "EngineManifest") -> list[tuple[str, str]]:
     from magicdec.runtime.memory import kv_bytes_per_token
 
-    per_token = kv_bytes_per_token(directory, config.resolved_kv_cache_dtype)
+    per_token = kv_bytes_per_token(directory, config.kv_cache_dtype_of(manifest.role))
     return [
         ("source", f"{manifest.source} ({manifest.source_format})"),
         ("architecture", f"{manifest.architecture}, {manifest.num_parameters:,} parameters, {manifest.dtype}"),
+        ("linear layers", "FP8 (E4M3)" if manifest.quant_algo else manifest.dtype),
+        ("KV cache", "FP8 (E4M3)" if manifest.kv_cache_quant_algo else manifest.dtype),
         ("vocabulary", f"{manifest.vocab_size:,} ids, end of sequence {manifest.eos_token_ids}"),
         ("trained length", f"{manifest.trained_len:,} tokens"),
         ("files", f"{len(manifest.files)}, {format_bytes(sum(file.bytes for file in manifest.files.values()))}"),
