@@ -18,8 +18,9 @@ from typer.testing import CliRunner, Result
 
 import magicdec
 from magicdec import LLM, RequestOutput, SamplingParams, console
+from magicdec.builder.config import CONFIG_DIR
 from magicdec.cli import app, build_engine, main
-from magicdec.runtime.manifest import load_engine, load_pair
+from magicdec.runtime.manifest import DraftConfig, PairConfig, load_engine, load_pair
 from magicdec.runtime.model_input import ModelInput, SequenceInput, pack
 from tests.engines import tiny_pair
 from tests.tiny_models import write_tiny_checkpoint
@@ -141,6 +142,15 @@ def test_help_names_the_options_and_gives_examples(command: str, words: list[str
     for word in [*words, "Examples"]:
         assert word in text
     assert command in succeed("--help").stdout
+
+
+def test_the_usage_page_names_every_key_parameter_and_option() -> None:
+    text = (Path(__file__).parent.parent / "docs" / "usage.md").read_text()
+    words = set(re.findall(r"[a-z_.]+", text))
+    assert set(SamplingParams.model_fields) <= words
+    assert set(PairConfig.model_fields) <= {word.split(".")[0] for word in words}
+    assert {f"draft.{name}" for name in DraftConfig.model_fields} <= words
+    assert {path.stem for path in CONFIG_DIR.glob("*.yaml")} <= set(re.findall(r"`([a-z0-9.-]+)`", text))
 
 
 # build
