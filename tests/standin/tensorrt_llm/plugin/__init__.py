@@ -1,0 +1,5 @@
+"""Plugins' configuration."""
+
+from .plugin import CustomAllReduceHelper, PluginConfig
+
+__all__ = ["CustomAllReduceHelper", "PluginConfig"]
