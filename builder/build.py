@@ -12,18 +12,18 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
+from magicdec.builder.calibrate import CalibrationText, calibrate, calibration_sequences, load_text
 from magicdec.builder.config import resolve_config
-from magicdec.builder.convert import TORCH_DTYPES, write_rank
-from magicdec.builder.memory import disk_bytes
+from magicdec.builder.convert import write_rank
 from magicdec.builder.pair import Side, check_pair, resolve_eos
 from magicdec.builder.safetensors_writer import write_error
 from magicdec.builder.source import TensorSource, open_source
-from magicdec.builder.tokenizer import stage_tokenizer
-from magicdec.errors import BuildError, ConfigError
+from magicdec.builder.storage import Storage, disk_bytes
+from magicdec.builder.tokenizer import TOKENIZER_FILE, stage_tokenizer
+from magicdec.errors import BuildError
 from magicdec.runtime.manifest import (
     ENGINE_FILE,
     PAIR_FILE,
-    ROLES,
     DtypeName,
     EngineManifest,
     FileRecord,
@@ -46,15 +46,17 @@ def build_pair(
     *,
     tp_size: int | None = None,
     dtype: DtypeName | None = None,
+    calibration_file: Path | None = None,
     overwrite: bool = False,
     on_progress: OnProgress | None = None,
 ) -> Path:
     """Build the engine directory `output` for this pair and return its path.
 
     target, draft: checkpoint paths (see `open_source`), or "self" / "ngram", which replace the configuration's kind of
-    draft. tp_size, dtype: replace the configuration's. overwrite: replace an engine directory that is there already.
-    on_progress(stage, done, total): called while tokenizers are read ("tokenizer", counted) and weights are converted
-    ("convert target", "convert draft", in bytes).
+    draft. tp_size, dtype: replace the configuration's. calibration_file: text for FP8 scales (see `load_text`).
+    overwrite: replace an engine directory that is there already. on_progress(stage, done, total): called while
+    tokenizers are read ("tokenizer", counted), FP8 is calibrated ("calibrate target", "calibrate draft", in layers) and
+    weights are converted ("convert target", "convert draft", in bytes).
 
     Nothing appears at `output` before everything is written; whatever goes wrong, the unfinished files are removed.
     Raises ConfigError, CheckpointError, PairError, or BuildError (disk full, output exists or cannot be written).
@@ -62,18 +64,17 @@ def build_pair(
     report = on_progress or (lambda _stage, _done, _total: None)
     kind: Literal["model", "self", "ngram"] = draft if draft == "self" or draft == "ngram" else "model"
     config = resolve_config(config, kind=kind, dtype=dtype, tp_size=tp_size)
-    if "fp8" in {config.quantization_of(role) for role in ROLES} | {config.kv_cache_dtype_of(role) for role in ROLES}:
-        raise ConfigError(f"{config.name}: fp8 cannot be built yet; leave it out")
     paths: dict[Role, Path] = {"target": target}
     if isinstance(draft, Path):
         paths["draft"] = draft
     output = output.absolute()
     _check_output(output, overwrite)
+    text = load_text(calibration_file)
     with _sources(paths) as sources, _temporary(output, overwrite) as directory:
         sides = _stage(sources, directory, report)
         check_pair(config, sides["target"], sides.get("draft"), output)
         for role, source in sources.items():
-            _write_engine(role, source, sides[role], config, directory / role, report)
+            _write_engine(role, source, sides[role], config, directory / role, text, report)
         _write_text(directory / PAIR_FILE, PairManifest(config=config).model_dump_json(indent=2))
     return output
 
@@ -149,13 +150,21 @@ def _stage(sources: dict[Role, TensorSource], directory: Path, report: OnProgres
 
 
 def _write_engine(
-    role: Role, source: TensorSource, side: Side, config: PairConfig, directory: Path, report: OnProgress
+    role: Role,
+    source: TensorSource,
+    side: Side,
+    config: PairConfig,
+    directory: Path,
+    text: CalibrationText,
+    report: OnProgress,
 ) -> None:
-    spec, tp_size = source.spec, config.tp_size
+    spec, tp_size, storage = source.spec, config.tp_size, Storage.of(config, role)
     eos_token_ids = resolve_eos(side)
-    _write_text(directory / "config.json", json.dumps(spec.to_trtllm(config.dtype, tp_size), indent=2))
+    scales = _calibrate(role, source, storage, directory / TOKENIZER_FILE, text, report)
+    formats = {"fp8_weights": storage.fp8_weights, "fp8_kv": storage.fp8_kv}
+    _write_text(directory / "config.json", json.dumps(spec.to_trtllm(config.dtype, tp_size, **formats), indent=2))
     files = {path.name: FileRecord(bytes=path.stat().st_size, sha256=hash_file(path)) for path in directory.iterdir()}
-    done, total = 0, disk_bytes(spec, config.dtype, tp_size)
+    done, total = 0, disk_bytes(spec, tp_size, storage)
 
     def on_bytes(size: int) -> None:
         nonlocal done
@@ -166,7 +175,7 @@ def _write_engine(
     for rank in range(tp_size):
         path = directory / f"rank{rank}.safetensors"
         files[path.name] = write_rank(
-            source, path, rank=rank, tp_size=tp_size, dtype=TORCH_DTYPES[config.dtype], on_bytes=on_bytes
+            source, path, rank=rank, tp_size=tp_size, storage=storage, scales=scales, on_bytes=on_bytes
         )
     manifest = EngineManifest(
         role=role,
@@ -174,6 +183,9 @@ def _write_engine(
         source_format=source.format,
         architecture=spec.architecture,
         dtype=config.dtype,
+        quant_algo="FP8" if storage.fp8_weights else None,
+        kv_cache_quant_algo="FP8" if storage.fp8_kv else None,
+        calibration=text.name if storage.needs_calibration else None,
         tp_size=tp_size,
         vocab_size=side.vocab_size,
         eos_token_ids=eos_token_ids,
@@ -183,6 +195,23 @@ def _write_engine(
         files=dict(sorted(files.items())),
     )
     _write_text(directory / ENGINE_FILE, manifest.model_dump_json(indent=2))
+
+
+def _calibrate(
+    role: Role, source: TensorSource, storage: Storage, tokenizer: Path, text: CalibrationText, report: OnProgress
+) -> dict[str, float]:
+    """The model's FP8 scales by name; none where nothing is FP8."""
+    if not storage.needs_calibration:
+        return {}
+    done, total = 0, source.spec.num_layers
+
+    def on_layer() -> None:
+        nonlocal done
+        done += 1
+        report(f"calibrate {role}", done, total)
+
+    report(f"calibrate {role}", 0, total)
+    return calibrate(source, storage, calibration_sequences(text, tokenizer, source.spec.vocab_size), on_layer)
 
 
 def _write_text(path: Path, text: str) -> None:

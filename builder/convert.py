@@ -1,15 +1,17 @@
 """From a source's tensors to one rank file of a TensorRT-LLM checkpoint, a piece at a time."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import torch
 
 from magicdec.builder.safetensors_writer import SafetensorsWriter
-from magicdec.builder.shard import OutputTensor, Piece, plan_rank
+from magicdec.builder.shard import OutputTensor, Piece
 from magicdec.builder.source import TensorSource
+from magicdec.builder.storage import WEIGHT_SCALE, Storage, stored_tensors
 from magicdec.errors import CheckpointError
-from magicdec.runtime.manifest import DtypeName, FileRecord
+from magicdec.plugins.fp8 import FP8, to_fp8
+from magicdec.runtime.manifest import DtypeName, FileRecord, KvDtypeName
 
 # Elements in memory at a time: 64 MiB of float32. Peak memory is a small multiple of it, whatever the model's size.
 CHUNK_ELEMENTS = 1 << 24
@@ -18,6 +20,7 @@ TORCH_DTYPES: dict[DtypeName, torch.dtype] = {
     "float16": torch.float16,
     "float32": torch.float32,
 }
+_STORED: dict[KvDtypeName, torch.dtype] = {name: dtype for name, dtype in TORCH_DTYPES.items()} | {"fp8": FP8}
 
 
 def write_rank(
@@ -26,22 +29,41 @@ def write_rank(
     *,
     rank: int,
     tp_size: int,
-    dtype: torch.dtype,
+    storage: Storage,
+    scales: Mapping[str, float] | None = None,
     on_bytes: Callable[[int], None] | None = None,
 ) -> FileRecord:
-    """Write rank{rank}.safetensors in `dtype`; on_bytes is told the size of each piece written.
+    """Write rank{rank}.safetensors as `storage` says; on_bytes is told the size of each piece written.
 
-    CheckpointError where a weight is not a finite number in `dtype`, BuildError where the disk is full.
+    scales: of the whole model, by name, where something is stored in FP8. CheckpointError where a weight is not a
+    finite number in its dtype, BuildError where the disk is full.
     """
-    plan = plan_rank(source.spec, rank, tp_size)
-    with SafetensorsWriter(path, [(tensor.name, tensor.shape) for tensor in plan], dtype) as writer:
-        for output in plan:
-            for piece in _chunks(output):
-                data = _read(source, piece, output, dtype)
+    scales = scales or {}
+    plan = stored_tensors(source.spec, rank, tp_size, storage)
+    entries = [(tensor.name, tensor.shape, _STORED[tensor.dtype]) for tensor in plan]
+    with SafetensorsWriter(path, entries) as writer:
+        for tensor in plan:
+            if tensor.data is None:
+                pieces = iter([torch.tensor([scales[tensor.name]], dtype=torch.float32)])
+            elif tensor.dtype == "fp8":
+                scale = scales[tensor.name.removesuffix("weight") + WEIGHT_SCALE]
+                pieces = (to_fp8(piece, scale) for piece in _pieces(source, tensor.data, torch.float32))
+            else:
+                pieces = _pieces(source, tensor.data, _STORED[tensor.dtype])
+            for data in pieces:
                 writer.write(data)
                 if on_bytes is not None:
                     on_bytes(data.nbytes)
         return writer.close()
+
+
+def read_tensor(source: TensorSource, output: OutputTensor, dtype: torch.dtype) -> torch.Tensor:
+    """One whole tensor of a rank file, in `dtype`."""
+    return torch.cat(list(_pieces(source, output, dtype)))
+
+
+def _pieces(source: TensorSource, output: OutputTensor, dtype: torch.dtype) -> Iterator[torch.Tensor]:
+    return (_read(source, piece, output, dtype) for piece in _chunks(output))
 
 
 def _chunks(output: OutputTensor) -> Iterator[Piece]:

@@ -3,19 +3,14 @@
 from dataclasses import dataclass
 
 from magicdec.builder.model_spec import ModelSpec
-from magicdec.builder.shard import local_kv_heads, rank_elements
-from magicdec.runtime.manifest import DtypeName, GpuName, KvDtypeName, PairConfig
+from magicdec.builder.shard import local_kv_heads
+from magicdec.builder.storage import DTYPE_BYTES, Storage, rank_bytes
+from magicdec.runtime.manifest import GpuName, KvDtypeName, PairConfig
 
-DTYPE_BYTES: dict[KvDtypeName, int] = {"bfloat16": 2, "float16": 2, "float32": 4, "fp8": 1}
 # What drivers report for these cards differs by a few hundred MiB; this is just below the lowest.
 GPU_BYTES: dict[GpuName, int] = {"a100-80gb": 79 << 30, "h100-80gb": 79 << 30, "h200": 139 << 30}
 # Left to the driver, to kernels' own buffers and to fragmentation.
 USABLE_FRACTION = 0.92
-
-
-def disk_bytes(spec: ModelSpec, dtype: DtypeName, tp_size: int) -> int:
-    """Bytes of all rank files of one model."""
-    return sum(rank_elements(spec, rank, tp_size) for rank in range(tp_size)) * DTYPE_BYTES[dtype]
 
 
 def kv_bytes_per_token(spec: ModelSpec, dtype: KvDtypeName, tp_size: int) -> int:
@@ -44,9 +39,10 @@ class MemoryNeed:
 
 def memory_need(config: PairConfig, target: ModelSpec, draft: ModelSpec | None) -> MemoryNeed:
     """What one GPU holds. draft: the separate draft model, which keeps a fixed number of tokens for each sequence."""
-    tp, size = config.tp_size, DTYPE_BYTES[config.dtype]
-    models = [target] if draft is None else [target, draft]
-    weights = sum(rank_elements(model, 0, tp) for model in models) * size
+    tp = config.tp_size
+    weights = rank_bytes(target, 0, tp, Storage.of(config, "target"))
+    if draft is not None:
+        weights += rank_bytes(draft, 0, tp, Storage.of(config, "draft"))
     draft_tokens = config.max_batch_size * config.draft_budget
     kv_dtype, draft_dtype = config.resolved_kv_cache_dtype, config.kv_cache_dtype_of("draft")
     draft_kv = draft_tokens * kv_bytes_per_token(draft, draft_dtype, tp) if draft is not None else 0

@@ -64,7 +64,7 @@ class ModelSpec:
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tied else 2)
         return self.num_layers * layer + embeddings + self.hidden_size
 
-    def to_trtllm(self, dtype: str, tp_size: int) -> dict[str, Any]:
+    def to_trtllm(self, dtype: str, tp_size: int, *, fp8_weights: bool = False, fp8_kv: bool = False) -> dict[str, Any]:
         """config.json of a TensorRT-LLM checkpoint."""
         return {
             "architecture": self.architecture,
@@ -89,7 +89,10 @@ class ModelSpec:
             "tie_word_embeddings": self.tied,
             **({"qwen_type": self.family} if self.architecture == "Qwen2ForCausalLM" else {}),
             "mapping": {"world_size": tp_size, "tp_size": tp_size, "pp_size": 1},
-            "quantization": {"quant_algo": None, "kv_cache_quant_algo": None},
+            "quantization": {
+                "quant_algo": "FP8" if fp8_weights else None,
+                "kv_cache_quant_algo": "FP8" if fp8_kv else None,
+            },
         }
 
 

@@ -5,12 +5,13 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from magicdec.builder.memory import GPU_BYTES, USABLE_FRACTION, disk_bytes, memory_need
+from magicdec.builder.memory import GPU_BYTES, USABLE_FRACTION, memory_need
 from magicdec.builder.model_spec import ModelSpec
 from magicdec.builder.shard import check_tp
+from magicdec.builder.storage import Storage, disk_bytes
 from magicdec.builder.tokenizer import TokenizerInfo
 from magicdec.errors import BuildError, CheckpointError, ConfigError, PairError
-from magicdec.runtime.manifest import PairConfig
+from magicdec.runtime.manifest import PairConfig, Role
 
 log = logging.getLogger("magicdec.builder")
 _CHOOSE = "Choose a draft of the target's family, or --draft self or ngram, which need none."
@@ -22,7 +23,7 @@ _DISK_SLACK = 64 << 20
 class Side:
     """One model of a pair, as far as the checks look at it. role: "target" or "draft"."""
 
-    role: str
+    role: Role
     path: Path
     spec: ModelSpec
     tokenizer: TokenizerInfo
@@ -50,7 +51,7 @@ def check_pair(config: PairConfig, target: Side, draft: Side | None, output: Pat
         _check_draft_length(config, draft)
     _check_target_length(config, target)
     _check_memory(config, target.spec, draft.spec if draft is not None else None)
-    _check_disk(config, [side.spec for side in sides], output)
+    _check_disk(config, sides, output)
 
 
 def check_tokenizers(target: Side, draft: Side) -> None:
@@ -134,8 +135,8 @@ def _check_memory(config: PairConfig, target: ModelSpec, draft: ModelSpec | None
         log.warning(text, config.gpu, fitting, config.max_seq_len, config.max_batch_size)
 
 
-def _check_disk(config: PairConfig, specs: list[ModelSpec], output: Path) -> None:
-    need = sum(disk_bytes(spec, config.dtype, config.tp_size) for spec in specs) + _DISK_SLACK
+def _check_disk(config: PairConfig, sides: list[Side], output: Path) -> None:
+    need = sum(disk_bytes(side.spec, config.tp_size, Storage.of(config, side.role)) for side in sides) + _DISK_SLACK
     free = shutil.disk_usage(output.parent).free
     if free < need:
         raise BuildError(

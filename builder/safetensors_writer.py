@@ -15,27 +15,27 @@ import torch
 from magicdec.errors import BuildError
 from magicdec.runtime.manifest import FileRecord
 
-_CODES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+_CODES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float8_e4m3fn: "F8_E4M3"}
+Entry = tuple[str, tuple[int, ...], torch.dtype]  # name, shape, dtype
 
 
 class SafetensorsWriter:
-    """Writes the header from the planned names and shapes, then takes the data in that order, hashing it on the way.
+    """Writes the header from the planned names, shapes and dtypes, then takes the data in that order, hashing it.
 
-    A context manager, which writes the header as it is entered. All tensors have one dtype. `write` takes the next
-    elements of the file, in whatever pieces; `close` returns size and SHA-256, and asserts that exactly what was
-    planned has been written. BuildError when the disk is full.
+    A context manager, which writes the header as it is entered. `write` takes the next elements of the file, in
+    whatever pieces; `close` returns size and SHA-256, and asserts that exactly what was planned has been written.
+    Readers want each tensor at a multiple of its dtype's size: give the widest first. BuildError when the disk is full.
     """
 
-    def __init__(self, path: Path, tensors: Sequence[tuple[str, tuple[int, ...]]], dtype: torch.dtype) -> None:
-        self._path, self._dtype = path, dtype
+    def __init__(self, path: Path, tensors: Sequence[Entry]) -> None:
+        self._path = path
         self._hash = hashlib.sha256()
         self._written = 0
-        self._header = _header(tensors, dtype)
-        self._size = len(self._header) + sum(math.prod(shape) for _, shape in tensors) * dtype.itemsize
+        self._header = _header(tensors)
+        self._size = len(self._header) + sum(math.prod(shape) * dtype.itemsize for _, shape, dtype in tensors)
 
     def write(self, tensor: torch.Tensor) -> None:
         """Append a tensor's elements, row by row."""
-        assert tensor.dtype == self._dtype, (tensor.dtype, self._dtype)
         if tensor.numel():
             self._write(tensor.contiguous().view(torch.uint8).reshape(-1).numpy().data)
 
@@ -87,11 +87,12 @@ def write_error(path: Path, error: OSError) -> BuildError:
     return BuildError(f"{path} could not be written: {error}")
 
 
-def _header(tensors: Sequence[tuple[str, tuple[int, ...]]], dtype: torch.dtype) -> bytes:
+def _header(tensors: Sequence[Entry]) -> bytes:
     """Eight bytes with the header's length, then JSON padded with spaces so that the data starts 8-byte aligned."""
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
-    for name, shape in tensors:
+    for name, shape, dtype in tensors:
+        assert offset % dtype.itemsize == 0, (name, offset)
         end = offset + math.prod(shape) * dtype.itemsize
         entries[name] = {"dtype": _CODES[dtype], "shape": list(shape), "data_offsets": [offset, end]}
         offset = end

@@ -5,7 +5,6 @@ then joined, so a rank holds [q_r | k_r | v_r]; k and v heads are duplicated whe
 column-parallel weights (qkv, fc, gate, lm_head) split rows, row-parallel ones (dense, proj) split columns.
 """
 
-import math
 from dataclasses import dataclass
 
 from magicdec.builder.model_spec import ModelSpec
@@ -47,11 +46,6 @@ def plan_rank(spec: ModelSpec, rank: int, tp_size: int) -> list[OutputTensor]:
     plan.append(_whole("transformer.ln_f.weight", "model.norm.weight", (hidden,)))
     plan.append(_lm_head(spec, rank, tp_size))
     return plan
-
-
-def rank_elements(spec: ModelSpec, rank: int, tp_size: int) -> int:
-    """Number of elements in rank{rank}.safetensors."""
-    return sum(math.prod(tensor.shape) for tensor in plan_rank(spec, rank, tp_size))
 
 
 def local_kv_heads(spec: ModelSpec, tp_size: int) -> int:

@@ -62,5 +62,5 @@ def load_linear(weights: Mapping[str, torch.Tensor], prefix: str) -> Linear:
     weight, bias = weights[prefix + "weight"], weights.get(prefix + "bias")
     if prefix + "weights_scaling_factor" not in weights:
         return DenseLinear(weight, bias)
-    scales = (weights[f"{prefix}{name}_scaling_factor"].item() for name in ("weights", "activation"))
-    return Fp8Linear(weight, *scales, bias)
+    weight_scale, input_scale = (weights[f"{prefix}{name}_scaling_factor"].item() for name in ("weights", "activation"))
+    return Fp8Linear(weight, weight_scale, input_scale, bias)

@@ -1,6 +1,6 @@
 """The decoder that a TensorRT-LLM checkpoint describes, in plain PyTorch: LLaMA, Mistral, Qwen2 and Qwen3."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,7 +97,7 @@ class TorchModel:
         self.num_heads = config.num_heads // self.communicator.size
         self.num_kv_heads = config.local_kv_heads(self.communicator.size)
         self.embedding = weights["transformer.vocab_embedding.weight"]
-        self.layers = [Layer.from_checkpoint(weights, index) for index in range(config.num_layers)]
+        self.layers: Iterable[Layer] = [Layer.from_checkpoint(weights, index) for index in range(config.num_layers)]
         self.final_norm = weights["transformer.ln_f.weight"]
         self.head = weights["lm_head.weight"]
         self.wide = torch.promote_types(self.embedding.dtype, torch.float32)

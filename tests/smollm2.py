@@ -40,6 +40,7 @@ def _builder_hash() -> str:
     digest = hashlib.sha256()
     for path in (
         *sorted((ROOT / "builder").glob("*.py")),
+        ROOT / "plugins/fp8.py",
         ROOT / "runtime/manifest.py",
         ROOT / "runtime/pair_config.py",
         ROOT / f"configs/{_CONFIG}.yaml",

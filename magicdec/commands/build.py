@@ -13,7 +13,11 @@ build-engine --target Llama-3.1-8B --draft Llama-3.2-1B --config llama-3.1-8b-ll
 
 build-engine --target SmolLM2-135M-Instruct --draft self --config smollm2-135m-self --output engines/smollm2
 
-build-engine --target model.gguf --draft ngram --config my.yaml --output engines/mine --dtype float32"""
+build-engine --target model.gguf --draft ngram --config my.yaml --output engines/mine --dtype float32
+
+build-engine --target Llama-3.1-8B --draft Llama-3.2-1B --config llama-3.1-8b-llama-3.2-1b --output engines/llama-fp8 \
+--quantize-target fp8 --kv-cache-dtype fp8"""
+KV_DTYPES = Literal["auto", "bfloat16", "float16", "float32", "fp8"]
 
 
 @shows_errors
@@ -45,6 +49,24 @@ def build(
         Literal["bfloat16", "float16", "float32"] | None,
         typer.Option(help="Type of weights and computation. Default: the configuration's."),
     ] = None,
+    quantize_target: Annotated[
+        Literal["none", "fp8"] | None,
+        typer.Option(help="Linear layers of the target in FP8 (E4M3), or not. Default: the configuration's."),
+    ] = None,
+    quantize_draft: Annotated[
+        Literal["none", "fp8"] | None,
+        typer.Option(help="Linear layers of a separate draft model. Default: the configuration's."),
+    ] = None,
+    kv_cache_dtype: Annotated[
+        KV_DTYPES | None, typer.Option(help="Type of the target's KV cache. Default: the configuration's.")
+    ] = None,
+    draft_kv_cache_dtype: Annotated[
+        KV_DTYPES | None, typer.Option(help="Type of a separate draft model's KV cache. Default: the configuration's.")
+    ] = None,
+    calibration_file: Annotated[
+        Path | None,
+        typer.Option(help="Text (UTF-8) that FP8 scales are made from. Default: Python's language topics."),
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the engine that --output holds.")] = False,
 ) -> None:
     """Convert a target and its draft into an engine directory.
@@ -53,16 +75,26 @@ def build(
     A build that stops early leaves nothing that loads.
     """
     from magicdec.builder.build import build_pair
-    from magicdec.builder.config import load_config
+    from magicdec.builder.config import load_config, resolve_config
 
     with shown_warnings(), StageBars() as bars:
+        source = _draft(draft)
+        resolved = resolve_config(
+            load_config(config),
+            kind="model" if isinstance(source, Path) else source,
+            dtype=dtype,
+            tp_size=tp,
+            quantize_target=quantize_target,
+            quantize_draft=quantize_draft,
+            kv_cache_dtype=kv_cache_dtype,
+            draft_kv_cache_dtype=draft_kv_cache_dtype,
+        )
         build_pair(
             target,
-            _draft(draft),
-            load_config(config),
+            source,
+            resolved,
             output,
-            tp_size=tp,
-            dtype=dtype,
+            calibration_file=calibration_file,
             overwrite=overwrite,
             on_progress=bars,
         )

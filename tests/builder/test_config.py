@@ -10,7 +10,7 @@ from magicdec.builder.model_spec import ModelSpec
 from magicdec.builder.pair import Side, check_pair
 from magicdec.builder.tokenizer import TokenizerInfo
 from magicdec.errors import ConfigError
-from magicdec.runtime.manifest import PairConfig
+from magicdec.runtime.manifest import PairConfig, Role
 from tests.builder.published import PUBLISHED
 
 MINIMAL = "name: tiny\ntarget: random\ndraft: {kind: self}\n"
@@ -44,7 +44,7 @@ def test_packaged_configuration_passes_every_check_with_its_models(name: str, tm
     assert config.name == name
     tokens = {0: "<s>", 1: "a"}
 
-    def side(role: str, model: str) -> Side:
+    def side(role: Role, model: str) -> Side:
         return Side(role, Path(model), PUBLISHED[model].spec, TokenizerInfo(Path(model), tokens, frozenset({0}), 0))
 
     target = side("target", config.target)

@@ -14,8 +14,9 @@ from magicdec.builder import convert
 from magicdec.builder.convert import write_rank
 from magicdec.builder.shard import check_tp, plan_rank
 from magicdec.builder.source import SafetensorsSource, open_source
+from magicdec.builder.storage import Storage
 from magicdec.errors import CheckpointError, ConfigError
-from magicdec.runtime.manifest import hash_file, load_engine
+from magicdec.runtime.manifest import DtypeName, hash_file, load_engine
 from tests.builder.engines import build_target, rejoin
 from tests.builder.published import PUBLISHED
 from tests.tiny_models import FAMILIES, Family, write_tiny_checkpoint
@@ -104,20 +105,18 @@ def test_records_are_those_of_the_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "dtype", "message"),
     [
-        (70000.0, torch.float16, r"its largest weight 70000 is out of torch\.float16's range; use --dtype bfloat16"),
-        (float("nan"), torch.float32, "it holds NaN or infinity, so the checkpoint is damaged"),
-        (float("inf"), torch.bfloat16, "it holds NaN or infinity"),
+        (70000.0, "float16", r"its largest weight 70000 is out of torch\.float16's range; use --dtype bfloat16"),
+        (float("nan"), "float32", "it holds NaN or infinity, so the checkpoint is damaged"),
+        (float("inf"), "bfloat16", "it holds NaN or infinity"),
     ],
 )
-def test_weights_that_are_no_numbers_are_refused(
-    tmp_path: Path, value: float, dtype: torch.dtype, message: str
-) -> None:
+def test_weights_that_are_no_numbers_are_refused(tmp_path: Path, value: float, dtype: DtypeName, message: str) -> None:
     directory = write_tiny_checkpoint(tmp_path)
     tensors = load_file(directory / "model.safetensors")
     tensors["model.layers.1.mlp.up_proj.weight"][3, 3] = value
     save_file(tensors, directory / "model.safetensors")
     with pytest.raises(CheckpointError, match=rf"model\.layers\.1\.mlp\.up_proj\.weight: {message}"):
-        write_rank(open_source(directory), tmp_path / "rank0", rank=0, tp_size=1, dtype=dtype)
+        write_rank(open_source(directory), tmp_path / "rank0", rank=0, tp_size=1, storage=Storage(dtype))
 
 
 @pytest.mark.parametrize(
@@ -164,7 +163,7 @@ def test_memory_is_a_chunk_and_not_the_model(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(convert, "CHUNK_ELEMENTS", chunk // 4)
     directory = write_tiny_checkpoint(tmp_path, hidden_size=64, vocab_size=512, num_layers=4, intermediate_size=128)
     source = CountingSource(directory)
-    write_rank(source, tmp_path / "rank0", rank=0, tp_size=1, dtype=torch.float32)
+    write_rank(source, tmp_path / "rank0", rank=0, tp_size=1, storage=Storage("float32"))
     assert source.total > 100 * chunk
     assert source.peak <= 2 * chunk  # one being written and the next being read
     assert torch.equal(
@@ -189,7 +188,7 @@ def test_process_memory_stays_near_a_chunk(tmp_path: Path, monkeypatch: pytest.M
         nonlocal most
         most = max(most, anonymous_memory() - before)
 
-    write_rank(source, tmp_path / "rank0", rank=0, tp_size=1, dtype=torch.bfloat16, on_bytes=on_bytes)
+    write_rank(source, tmp_path / "rank0", rank=0, tp_size=1, storage=Storage("bfloat16"), on_bytes=on_bytes)
     assert (tmp_path / "rank0").stat().st_size > 40 << 20
     assert most < 12 << 20, f"{most / (1 << 20):.1f} MiB held while converting"
 

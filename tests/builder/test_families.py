@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from magicdec.builder import convert, gguf_source
+from magicdec.builder import gguf_source, storage
 from magicdec.builder.model_spec import ModelSpec, parse_config
 from magicdec.builder.shard import OutputTensor, plan_rank
 from tests.builder.engines import build_target, rejoin
@@ -111,7 +111,7 @@ SWAPS = {
 def test_tensors_mistaken_for_each_other_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     family: Family = "qwen3" if "query" in fault else "llama"
     checkpoint = write_tiny_checkpoint(tmp_path / "hf", family)
-    monkeypatch.setattr(convert, "plan_rank", renamed(SWAPS[fault]))
+    monkeypatch.setattr(storage, "plan_rank", renamed(SWAPS[fault]))
     assert max_error(checkpoint, build_target(checkpoint, tmp_path / "engine")) > 100 * TOLERANCE
 
 

@@ -13,7 +13,7 @@ from magicdec.builder.memory import kv_bytes_per_token, memory_need
 from magicdec.builder.pair import Side, check_pair, check_tokenizers, resolve_eos
 from magicdec.builder.tokenizer import TokenizerInfo
 from magicdec.errors import BuildError, CheckpointError, ConfigError, PairError
-from magicdec.runtime.manifest import load_engine
+from magicdec.runtime.manifest import Role, load_engine
 from tests.builder.engines import tiny_config
 from tests.builder.published import PUBLISHED
 from tests.tiny_models import write_tiny_checkpoint
@@ -25,7 +25,7 @@ LLAMA3, LLAMA31, LLAMA32 = (
 SMALL, TINY = "JackFram/llama-68m", "TinyLlama/TinyLlama-1.1B-Chat-v1.0"
 
 
-def side(role: str, model: str, ids: int, *, prefix: str = "token") -> Side:
+def side(role: Role, model: str, ids: int, *, prefix: str = "token") -> Side:
     tokens = {index: f"{prefix}{index}" for index in range(ids)}
     return Side(role, Path(model), PUBLISHED[model].spec, TokenizerInfo(Path(model), tokens, frozenset({0}), 0))
 
