@@ -2,6 +2,7 @@
 
 import ctypes
 import math
+import weakref
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -18,12 +19,12 @@ class StandinError(RuntimeError):
     """Something that on a GPU would be an error, or silently wrong."""
 
 
-_MEMORIES: list[Memory] = []
+_MEMORIES: "weakref.WeakSet[Memory]" = weakref.WeakSet()  # what a runner had is forgotten with it
 
 
 def standin_memory(memory: Memory) -> None:
     """Tell the stand-in about a memory; all that were told are searched, at the time of each execution."""
-    _MEMORIES.append(memory)
+    _MEMORIES.add(memory)
 
 
 def forget_memories() -> None:
