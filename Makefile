@@ -13,13 +13,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install install-test test lint pytest test-slow format clean
+.PHONY: help demo install install-test test lint pytest test-slow format gpu-check clean
 
 help:
 	@echo "make demo       download a small model, build a pair, generate from a long text; ARGS=\"--help\" lists options"
 	@echo "make test       ruff, mypy and the tests (minutes)"
 	@echo "make test-slow  the tests that take over a minute each"
 	@echo "make format     let ruff put the code in order"
+	@echo "make gpu-check  on a machine with TensorRT-LLM 1.2.1 and an A100, H100 or H200: build, check, measure; one report"
 	@echo "make clean      remove .venv, downloads and built engines"
 	@echo "Variables: PYTHON=$(PYTHON)  TORCH=$(TORCH)  TORCH_INDEX=$(TORCH_INDEX)"
 
@@ -45,6 +46,13 @@ test-slow: install-test
 format: install-test
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# With that machine's own Python, where TensorRT-LLM is installed: a virtual environment would not see it.
+gpu-check:
+	@$(PYTHON) -c "import tensorrt_llm" 2>/dev/null || { echo "$(PYTHON) has no TensorRT-LLM. On a machine with an A100, H100 or H200" \
+		"install tensorrt-llm==1.2.1 into a Python 3.10 or 3.12, and run: make gpu-check PYTHON=/path/to/that/python" >&2; exit 1; }
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check -e ".[gguf]"
+	@$(PYTHON) -m magicdec gpu-check $(ARGS)
 
 clean:
 	rm -rf $(VENV) .cache build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

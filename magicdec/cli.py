@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from magicdec import __version__
-from magicdec.commands import build, demo, generate, inspect
+from magicdec.commands import build, demo, generate, gpu_check, inspect
 from magicdec.threads import wait_politely
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ app.command("build", epilog=build.EPILOG)(build.build)
 app.command("generate", epilog=generate.EPILOG)(generate.generate)
 app.command("inspect", epilog=inspect.EPILOG)(inspect.inspect)
 app.command("demo", epilog=demo.EPILOG)(demo.demo)
+app.command("gpu-check", epilog=gpu_check.EPILOG)(gpu_check.gpu_check)
 
 
 def _show_version(wanted: bool) -> None:
