@@ -135,13 +135,17 @@ def test_admission_needs_blocks_for_the_whole_prompt() -> None:
 def test_admission_counts_shared_blocks_once() -> None:
     """A prompt whose beginning is cached needs blocks for the rest only."""
     bench = Bench(6, caching=True)
-    first = bench.add("a", 16)
+    first = bench.add("a", 16, max_tokens=7)
     bench.step()
-    again = toy.request([*first.token_ids[:16], 3], "b", max_tokens=100)
+    again = toy.request([*first.token_ids[:16], 3], "b", max_tokens=7)
     bench.scheduler.add(again)
     bench.step()
     assert again.status is RequestStatus.RUNNING
     assert (again.num_cached_tokens, bench.blocks.num_used_blocks) == (16, 6)
+    for _ in range(20):
+        bench.step()
+    assert (again.is_finished, again.num_preemptions) == (True, 1)
+    assert again.num_cached_tokens == 16  # what it found when it came back was its own
 
 
 def test_drafts_are_dropped_before_anyone_is_preempted() -> None:

@@ -1,0 +1,92 @@
+"""What the engine reports beside the output: counts, times, progress; and what it refuses at the door."""
+
+from typing import Any
+
+import pytest
+
+from magicdec.errors import RequestError
+from magicdec.runtime.request import RequestGroup
+from magicdec.runtime.sampling_params import SamplingParams
+from tests import toy
+
+GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
+
+
+@pytest.mark.parametrize("kind", toy.DRAFTERS)
+def test_rounds_drafts_and_acceptance_add_up(kind: toy.Kind) -> None:
+    """Every token is the one of a plain step, the one of a round, or an accepted draft token."""
+    engine = toy.engine(kind)
+    engine.add_request("0", [1, 2, 3, 1, 2], SamplingParams(max_tokens=40, **GREEDY))
+    steps = rounds = 0
+    while engine.has_unfinished_requests:
+        drafted = sum(request.num_draft_tokens for request in engine.scheduler.running)
+        (output,) = engine.step()
+        steps += 1
+        rounds += output.metrics.num_draft_tokens > drafted
+    metrics = output.metrics
+    assert metrics.num_output_tokens == 40 == steps + metrics.num_accepted_tokens
+    assert metrics.num_rounds == rounds > 1
+    assert metrics.acceptance_length == 1 + metrics.num_accepted_tokens / metrics.num_rounds
+    assert metrics.acceptance_rate == metrics.num_accepted_tokens / metrics.num_draft_tokens
+
+
+def test_times_of_several_outputs_span_all_of_them() -> None:
+    """From arrival to the first token of any, and from there to the last token of any."""
+    requests = [toy.request([1, 2], str(index)) for index in range(3)]
+    for index, request in enumerate(requests):
+        request.arrival_time = 10.0
+        request.first_token_time, request.last_token_time = 13.0 - index, 20.0 + index
+    metrics = RequestGroup("0", None, requests).output().metrics
+    assert (metrics.prefill_seconds, metrics.decode_seconds) == (1.0, 11.0)
+    for request in requests:
+        request.first_token_time = request.last_token_time = None
+    metrics = RequestGroup("0", None, requests).output().metrics
+    assert (metrics.prefill_seconds, metrics.decode_seconds) == (0.0, 0.0)
+
+
+def test_progress_counts_prompts_that_are_still_read() -> None:
+    """Over all open requests, waiting ones included; done ones no longer."""
+    engine = toy.engine("plain", max_num_tokens=8)
+    engine.add_request("0", [1] * 10, SamplingParams(max_tokens=2, **GREEDY))
+    engine.add_request("1", [2] * 20, SamplingParams(max_tokens=2, **GREEDY))
+    progress = [engine.prompt_progress()]
+    while engine.has_unfinished_requests:
+        engine.step()
+        progress.append(engine.prompt_progress())
+    assert progress == [(0, 30), (8, 30), (6, 20), (13, 20), (0, 0), (0, 0)]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "match"),
+    [
+        ([], {}, "prompt is empty"),
+        ([1] * 20, {}, r"has 20 tokens, and max_seq_len=20 .* at most 19"),
+        ([1, 16], {}, r"token id 16; ids must be in 0\.\.15"),
+        ([-1], {}, "token id -1"),
+        ([1], {"stop_token_ids": [16]}, "stop_token_ids holds token id 16"),
+        ([1], {"logit_bias": {99: 1.0}}, "logit_bias holds token id 99"),
+        ([1], {"num_draft_tokens": 4}, "num_draft_tokens=4 is more than this engine's max_draft_len=3"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_and_changes_nothing(
+    prompt: list[int], params: dict[str, Any], match: str
+) -> None:
+    """With the value and the mend; the name stays free."""
+    engine = toy.engine("self", max_seq_len=20)
+    with pytest.raises(RequestError, match=match):
+        engine.add_request("0", prompt, SamplingParams(**params))
+    assert not engine.has_unfinished_requests
+    engine.check_integrity()
+    longest, param = [1] * 19, SamplingParams(seed=0, num_draft_tokens=3)
+    (output,) = toy.run(engine, [longest], [param])
+    assert output.outputs[0].token_ids == toy.plain(longest, param, max_seq_len=20).token_ids
+
+
+def test_a_name_in_use_is_refused() -> None:
+    """Until its request has ended."""
+    engine = toy.engine("plain")
+    engine.add_request("0", [1], SamplingParams(seed=0))
+    with pytest.raises(RequestError, match="request id '0' is in use"):
+        engine.add_request("0", [2], SamplingParams(seed=0))
+    toy.drain(engine)
+    toy.run(engine, [[1]], [SamplingParams(seed=0)])
