@@ -14,13 +14,16 @@ from magicdec.runtime.engine import Engine
 from magicdec.runtime.manifest import PairConfig, load_engine, load_pair
 from magicdec.runtime.memory import default_kv_cache_tokens
 from magicdec.runtime.model_proposer import ModelProposer
+from magicdec.runtime.mpi import check_num_ranks
 from magicdec.runtime.outputs import RequestOutput
+from magicdec.runtime.parallel import join_ranks
 from magicdec.runtime.proposer import NGramProposer, Proposer
 from magicdec.runtime.request import Request
+from magicdec.runtime.runner_spec import OpenRunner, RunnerSpec, open_runner
 from magicdec.runtime.sampling_params import SamplingParams
 from magicdec.runtime.scheduler import Scheduler
 from magicdec.runtime.tokenizer import HFTokenizer
-from magicdec.runtime.torch_runner import DTYPES, TorchRunner
+from magicdec.runtime.torch_runner import DTYPES
 
 Prompt = str | Sequence[int]
 # Called after every step with (request outputs that changed, prompt tokens computed, prompt tokens in all).
@@ -34,6 +37,9 @@ class LLM:
     max_seq_len (at most the built one), num_draft_tokens (0 = plain decoding, at most the built max_draft_len),
     window_size (self-speculation only), kv_cache_tokens (size of the target's cache; by default what max_batch_size
     sequences of max_seq_len need, within half of the free memory), dtype and device of the computation.
+
+    Under `mpiexec -n N` only rank 0 gets an LLM. On the other ranks this call serves rank 0, ignoring its arguments,
+    and then leaves the process by SystemExit: code behind it runs on rank 0 alone.
     """
 
     def __init__(
@@ -49,6 +55,7 @@ class LLM:
         dtype: str | None = None,
         device: str = "cpu",
     ) -> None:
+        join_ranks()
         directory = Path(engine_dir)
         built = load_pair(directory).config
         self.config = _override(
@@ -63,12 +70,14 @@ class LLM:
             raise EngineError(f"dtype={dtype!r} is not known; use one of {', '.join(DTYPES)}")
         compute = None if dtype is None else DTYPES[dtype]
         config, manifest = self.config, load_engine(directory / "target")
+        self._leader = join_ranks(manifest.tp_size)
+        check_num_ranks(manifest.tp_size, self._leader.ranks.size if self._leader else 1, directory)
         self.tokenizer = HFTokenizer(directory / "target")
         kv_dtype = "fp8" if config.resolved_kv_cache_dtype == "fp8" else dtype or config.dtype
         num_blocks = _num_target_blocks(directory / "target", config, kv_cache_tokens, kv_dtype)
-        self.runner = TorchRunner(directory / "target", num_blocks, config.block_size, compute, device)
+        self.runner = self._open(RunnerSpec(directory / "target", num_blocks, config.block_size, compute, device))
         blocks = BlockManager(num_blocks, config.block_size, prefix_caching=True)
-        self.draft_runner: TorchRunner | None = None
+        self.draft_runner: OpenRunner | None = None
         proposer = self._proposer(directory, blocks, compute, device)
         scheduler = Scheduler(
             blocks,
@@ -134,13 +143,17 @@ class LLM:
 
     def memory(self) -> dict[str, int]:
         """Bytes of the KV pools as allocated, and of one token and one draft."""
-        target, draft = self.runner.cache.num_bytes, self.draft_runner
+        target, draft = self.runner.kv_bytes, self.draft_runner
         return {
             "target_kv_bytes": target,
             "target_kv_bytes_per_token": target // (self.runner.num_blocks * self.runner.block_size),
-            "draft_kv_bytes": draft.cache.num_bytes if draft else 0,
-            "draft_kv_bytes_per_request": draft.cache.num_bytes // self.config.max_batch_size if draft else 0,
+            "draft_kv_bytes": draft.kv_bytes if draft else 0,
+            "draft_kv_bytes_per_request": draft.kv_bytes // self.config.max_batch_size if draft else 0,
         }
+
+    def _open(self, spec: RunnerSpec) -> OpenRunner:
+        """On as many ranks as the engine was built for; a draft may have fewer than its target."""
+        return open_runner(spec) if self._leader is None else self._leader.open(spec)
 
     def _draft_length(self, request: Request) -> int:
         """Fixed by configuration, or by the request itself."""
@@ -155,7 +168,7 @@ class LLM:
             window = TargetWindow(blocks, window_size=draft.window_size, num_sink_tokens=draft.num_sink_tokens)
             return ModelProposer(self.runner, window)
         each = self.config.draft_budget // size
-        runner = TorchRunner(directory / "draft", each * self.config.max_batch_size, size, dtype, device)
+        runner = self._open(RunnerSpec(directory / "draft", each * self.config.max_batch_size, size, dtype, device))
         if runner.vocab_size != self.runner.vocab_size:
             raise EngineError(
                 f"the draft has {runner.vocab_size} token ids and the target {self.runner.vocab_size}; "

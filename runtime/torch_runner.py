@@ -60,6 +60,11 @@ class TorchRunner:
             fp8_scales=[weights[name].item() for name in names] if manifest.kv_cache_quant_algo == "FP8" else None,
         )
 
+    @property
+    def kv_bytes(self) -> int:
+        """Size of this rank's KV pool."""
+        return self.cache.num_bytes
+
     @torch.inference_mode()
     def forward(self, inputs: ModelInput) -> torch.Tensor:
         """Logits [N, vocab_size] on the host; rows of padded vocabulary are cut."""

@@ -8,6 +8,7 @@ from magicdec.runtime.draft_cache import CyclicDraftCache
 from magicdec.runtime.llm import LLM
 from magicdec.runtime.model_proposer import ModelProposer
 from magicdec.runtime.sampling_params import SamplingParams
+from magicdec.runtime.torch_runner import TorchRunner
 from tests.engines import BLOCK, WINDOW, tiny_pair
 
 CONTEXTS = (1024, 4096, 32768)
@@ -35,7 +36,7 @@ def test_separate_draft_is_constant(tmp_path: Path) -> None:
     used = {context: used_during(llm, context, 4)[1] for context in CONTEXTS}
     assert set(used.values()) == {1 + WINDOW // BLOCK + 2}  # sinks, window, two spare
     assert llm.memory()["draft_kv_bytes"] == pool
-    assert llm.draft_runner is not None
+    assert isinstance(llm.draft_runner, TorchRunner)
     assert pool == llm.draft_runner.cache.keys.nbytes + llm.draft_runner.cache.values.nbytes
 
 
