@@ -6,20 +6,24 @@ import logging
 import os
 import platform
 import shutil
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from magicdec.builder.calibrate import CalibrationText, calibrate, calibration_sequences, load_text
 from magicdec.builder.config import resolve_config
 from magicdec.builder.convert import write_rank
+from magicdec.builder.model_spec import ModelSpec
 from magicdec.builder.pair import Side, check_pair, resolve_eos
 from magicdec.builder.safetensors_writer import write_error
 from magicdec.builder.source import TensorSource, open_source
 from magicdec.builder.storage import Storage, disk_bytes
 from magicdec.builder.tokenizer import TOKENIZER_FILE, stage_tokenizer
+from magicdec.builder.trtllm_compile import compile_engines, require_trtllm
+from magicdec.builder.trtllm_plan import EnginePlan, plan_engines
 from magicdec.errors import BuildError
 from magicdec.runtime.manifest import (
     ENGINE_FILE,
@@ -35,7 +39,7 @@ from magicdec.runtime.manifest import (
 
 OnProgress = Callable[[str, int, int], None]
 log = logging.getLogger("magicdec.builder")
-_PACKAGES = ("magicdec", "torch", "safetensors", "transformers", "gguf")
+_PACKAGES = ("magicdec", "torch", "safetensors", "transformers", "gguf", "tensorrt_llm", "tensorrt")
 
 
 def build_pair(
@@ -47,6 +51,7 @@ def build_pair(
     tp_size: int | None = None,
     dtype: DtypeName | None = None,
     calibration_file: Path | None = None,
+    workers: int | None = None,
     overwrite: bool = False,
     on_progress: OnProgress | None = None,
 ) -> Path:
@@ -54,29 +59,65 @@ def build_pair(
 
     target, draft: checkpoint paths (see `open_source`), or "self" / "ngram", which replace the configuration's kind of
     draft. tp_size, dtype: replace the configuration's. calibration_file: text for FP8 scales (see `load_text`).
-    overwrite: replace an engine directory that is there already. on_progress(stage, done, total): called while
-    tokenizers are read ("tokenizer", counted), FP8 is calibrated ("calibrate target", "calibrate draft", in layers) and
-    weights are converted ("convert target", "convert draft", in bytes).
+    workers: processes that compile TensorRT-LLM engines (see `compile_engines`). overwrite: replace an engine directory
+    that is there already. on_progress(stage, done, total): called while tokenizers are read ("tokenizer", counted), FP8
+    is calibrated ("calibrate target", "calibrate draft", in layers), weights are converted ("convert target", ..., in
+    bytes) and engines are compiled ("compile target", ..., in ranks).
 
     Nothing appears at `output` before everything is written; whatever goes wrong, the unfinished files are removed.
     Raises ConfigError, CheckpointError, PairError, or BuildError (disk full, output exists or cannot be written).
     """
     report = on_progress or (lambda _stage, _done, _total: None)
-    kind: Literal["model", "self", "ngram"] = draft if draft == "self" or draft == "ngram" else "model"
-    config = resolve_config(config, kind=kind, dtype=dtype, tp_size=tp_size)
-    paths: dict[Role, Path] = {"target": target}
-    if isinstance(draft, Path):
-        paths["draft"] = draft
+    config = resolve_config(config, kind=_kind(draft), dtype=dtype, tp_size=tp_size)
     output = output.absolute()
     _check_output(output, overwrite)
+    if config.backend == "trtllm":
+        require_trtllm()
     text = load_text(calibration_file)
-    with _sources(paths) as sources, _temporary(output, overwrite) as directory:
+    with _sources(_paths(target, draft)) as sources, _temporary(output, overwrite) as directory:
         sides = _stage(sources, directory, report)
         check_pair(config, sides["target"], sides.get("draft"), output)
+        plans, eos_token_ids = _plans(config, sides), {role: resolve_eos(side) for role, side in sides.items()}
         for role, source in sources.items():
-            _write_engine(role, source, sides[role], config, directory / role, text, report)
+            files = _write_checkpoint(role, source, config, directory / role, text, report)
+            if role in plans:
+                cache = output.parent / f"{output.name}.timing_cache"
+                names = compile_engines(
+                    directory / role, plans[role], timing_cache=cache, workers=workers, on_progress=report
+                )
+                files |= {name: _record(directory / role / name) for name in names}
+            _write_manifest(source, sides[role], eos_token_ids[role], config, directory / role, text, files)
         _write_text(directory / PAIR_FILE, PairManifest(config=config).model_dump_json(indent=2))
     return output
+
+
+def plan_pair(target: Path, draft: Path | Literal["self", "ngram"], config: PairConfig) -> dict[Role, EnginePlan]:
+    """All checks, and the plans of the TensorRT-LLM engines, without building anything. Errors as `build_pair`."""
+    config = resolve_config(config, kind=_kind(draft))
+    with _sources(_paths(target, draft)) as sources, tempfile.TemporaryDirectory() as directory:
+        sides = _stage(sources, Path(directory), lambda _stage, _done, _total: None)
+        check_pair(config, sides["target"], sides.get("draft"), None)
+        return _plans(config, sides)
+
+
+def _kind(draft: Path | Literal["self", "ngram"]) -> Literal["model", "self", "ngram"]:
+    return draft if draft == "self" or draft == "ngram" else "model"
+
+
+def _paths(target: Path, draft: Path | Literal["self", "ngram"]) -> dict[Role, Path]:
+    return {"target": target, "draft": draft} if isinstance(draft, Path) else {"target": target}
+
+
+def _plans(config: PairConfig, sides: Mapping[Role, Side]) -> dict[Role, EnginePlan]:
+    """None for PyTorch, which executes the checkpoint as it is."""
+    if config.backend != "trtllm":
+        return {}
+    return plan_engines(config, {role: _checkpoint_config(side.spec, config, role) for role, side in sides.items()})
+
+
+def _checkpoint_config(spec: ModelSpec, config: PairConfig, role: Role) -> dict[str, Any]:
+    storage = Storage.of(config, role)
+    return spec.to_trtllm(config.dtype, config.tp_size, fp8_weights=storage.fp8_weights, fp8_kv=storage.fp8_kv)
 
 
 @contextmanager
@@ -149,21 +190,19 @@ def _stage(sources: dict[Role, TensorSource], directory: Path, report: OnProgres
     return sides
 
 
-def _write_engine(
+def _write_checkpoint(
     role: Role,
     source: TensorSource,
-    side: Side,
     config: PairConfig,
     directory: Path,
     text: CalibrationText,
     report: OnProgress,
-) -> None:
+) -> dict[str, FileRecord]:
+    """config.json and weights, beside the tokenizer; returns the records of all files."""
     spec, tp_size, storage = source.spec, config.tp_size, Storage.of(config, role)
-    eos_token_ids = resolve_eos(side)
     scales = _calibrate(role, source, storage, directory / TOKENIZER_FILE, text, report)
-    formats = {"fp8_weights": storage.fp8_weights, "fp8_kv": storage.fp8_kv}
-    _write_text(directory / "config.json", json.dumps(spec.to_trtllm(config.dtype, tp_size, **formats), indent=2))
-    files = {path.name: FileRecord(bytes=path.stat().st_size, sha256=hash_file(path)) for path in directory.iterdir()}
+    _write_text(directory / "config.json", json.dumps(_checkpoint_config(spec, config, role), indent=2))
+    files = {path.name: _record(path) for path in directory.iterdir()}
     done, total = 0, disk_bytes(spec, tp_size, storage)
 
     def on_bytes(size: int) -> None:
@@ -177,8 +216,22 @@ def _write_engine(
         files[path.name] = write_rank(
             source, path, rank=rank, tp_size=tp_size, storage=storage, scales=scales, on_bytes=on_bytes
         )
+    return files
+
+
+def _write_manifest(
+    source: TensorSource,
+    side: Side,
+    eos_token_ids: list[int],
+    config: PairConfig,
+    directory: Path,
+    text: CalibrationText,
+    files: Mapping[str, FileRecord],
+) -> None:
+    spec, storage = source.spec, Storage.of(config, side.role)
     manifest = EngineManifest(
-        role=role,
+        backend=config.backend,
+        role=side.role,
         source=str(source.path),
         source_format=source.format,
         architecture=spec.architecture,
@@ -186,7 +239,7 @@ def _write_engine(
         quant_algo="FP8" if storage.fp8_weights else None,
         kv_cache_quant_algo="FP8" if storage.fp8_kv else None,
         calibration=text.name if storage.needs_calibration else None,
-        tp_size=tp_size,
+        tp_size=config.tp_size,
         vocab_size=side.vocab_size,
         eos_token_ids=eos_token_ids,
         trained_len=spec.max_position_embeddings,
@@ -195,6 +248,10 @@ def _write_engine(
         files=dict(sorted(files.items())),
     )
     _write_text(directory / ENGINE_FILE, manifest.model_dump_json(indent=2))
+
+
+def _record(path: Path) -> FileRecord:
+    return FileRecord(bytes=path.stat().st_size, sha256=hash_file(path))
 
 
 def _calibrate(

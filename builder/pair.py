@@ -34,8 +34,9 @@ class Side:
         return min(self.tokenizer.size, self.spec.vocab_size)
 
 
-def check_pair(config: PairConfig, target: Side, draft: Side | None, output: Path) -> None:
-    """All checks; `draft` is None unless a separate draft model is built. The output's folder must exist.
+def check_pair(config: PairConfig, target: Side, draft: Side | None, output: Path | None) -> None:
+    """All checks; `draft` is None unless a separate draft model is built. The output's folder must exist; None: no
+    disk is looked at.
 
     PairError: tokenizers differ, or the draft was trained for too short a sequence. ConfigError: max_seq_len, tp_size
     or the GPU's memory do not fit. BuildError: too little free disk.
@@ -51,7 +52,8 @@ def check_pair(config: PairConfig, target: Side, draft: Side | None, output: Pat
         _check_draft_length(config, draft)
     _check_target_length(config, target)
     _check_memory(config, target.spec, draft.spec if draft is not None else None)
-    _check_disk(config, sides, output)
+    if output is not None:
+        _check_disk(config, sides, output)
 
 
 def check_tokenizers(target: Side, draft: Side) -> None:
@@ -136,7 +138,9 @@ def _check_memory(config: PairConfig, target: ModelSpec, draft: ModelSpec | None
 
 
 def _check_disk(config: PairConfig, sides: list[Side], output: Path) -> None:
-    need = sum(disk_bytes(side.spec, config.tp_size, Storage.of(config, side.role)) for side in sides) + _DISK_SLACK
+    weights = sum(disk_bytes(side.spec, config.tp_size, Storage.of(config, side.role)) for side in sides)
+    # A compiled engine holds the weights once more.
+    need = weights * (2 if config.backend == "trtllm" else 1) + _DISK_SLACK
     free = shutil.disk_usage(output.parent).free
     if free < need:
         raise BuildError(

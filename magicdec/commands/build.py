@@ -1,11 +1,17 @@
 """`magicdec build`, also installed as `build-engine`."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from magicdec.console import StageBars, err, shown_warnings, shows_errors
+from magicdec.console import StageBars, err, out, shown_warnings, shows_errors
+from magicdec.errors import ConfigError
+
+if TYPE_CHECKING:
+    from magicdec.builder.trtllm_plan import EnginePlan
+    from magicdec.runtime.manifest import Role
 
 EPILOG = """[bold]Examples[/]
 
@@ -16,7 +22,10 @@ build-engine --target SmolLM2-135M-Instruct --draft self --config smollm2-135m-s
 build-engine --target model.gguf --draft ngram --config my.yaml --output engines/mine --dtype float32
 
 build-engine --target Llama-3.1-8B --draft Llama-3.2-1B --config llama-3.1-8b-llama-3.2-1b --output engines/llama-fp8 \
---quantize-target fp8 --kv-cache-dtype fp8"""
+--quantize-target fp8 --kv-cache-dtype fp8
+
+build-engine --target Llama-3.1-8B --draft Llama-3.2-1B --config llama-3.1-8b-llama-3.2-1b --output engines/llama-trt \
+--backend trtllm --dry-run"""
 KV_DTYPES = Literal["auto", "bfloat16", "float16", "float32", "fp8"]
 
 
@@ -42,6 +51,13 @@ def build(
         ),
     ],
     output: Annotated[Path, typer.Option(help="Directory to write; must be new or empty.", show_default=False)],
+    backend: Annotated[
+        Literal["torch", "trtllm"] | None,
+        typer.Option(
+            help="What executes the engine: PyTorch, or TensorRT-LLM (compiled here, for this machine's kind of GPU). "
+            "Default: the configuration's."
+        ),
+    ] = None,
     tp: Annotated[
         int | None, typer.Option(help="Tensor-parallel ranks to cut the weights for. Default: the configuration's.")
     ] = None,
@@ -67,6 +83,13 @@ def build(
         Path | None,
         typer.Option(help="Text (UTF-8) that FP8 scales are made from. Default: Python's language topics."),
     ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Processes that compile TensorRT-LLM ranks at a time. Default: as many as GPUs."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check the pair, show how TensorRT-LLM would build it, and stop.")
+    ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the engine that --output holds.")] = False,
 ) -> None:
     """Convert a target and its draft into an engine directory.
@@ -74,7 +97,7 @@ def build(
     The pair is checked first: tokenizers, lengths, disk, memory.
     A build that stops early leaves nothing that loads.
     """
-    from magicdec.builder.build import build_pair
+    from magicdec.builder.build import build_pair, plan_pair
     from magicdec.builder.config import load_config, resolve_config
 
     with shown_warnings(), StageBars() as bars:
@@ -84,21 +107,36 @@ def build(
             kind="model" if isinstance(source, Path) else source,
             dtype=dtype,
             tp_size=tp,
+            backend=backend,
             quantize_target=quantize_target,
             quantize_draft=quantize_draft,
             kv_cache_dtype=kv_cache_dtype,
             draft_kv_cache_dtype=draft_kv_cache_dtype,
         )
+        if dry_run:
+            _show_plans(plan_pair(target, source, resolved))
+            return
         build_pair(
             target,
             source,
             resolved,
             output,
             calibration_file=calibration_file,
+            workers=workers,
             overwrite=overwrite,
             on_progress=bars,
         )
     err().print(f"Built {output}. Next: magicdec inspect {output}", soft_wrap=True)
+
+
+def _show_plans(plans: "Mapping[Role, EnginePlan]") -> None:
+    if not plans:
+        raise ConfigError(
+            "--dry-run shows how TensorRT-LLM would build, and the backend is torch; add --backend trtllm"
+        )
+    for plan in plans.values():
+        for line in plan.lines():
+            out().print(line, markup=False, soft_wrap=True)
 
 
 def _draft(text: str) -> Path | Literal["self", "ngram"]:
