@@ -67,6 +67,7 @@ def compile_engines(
     on_progress("compile target" or "compile draft", ranks done, ranks).
     BuildError names the rank and what TensorRT-LLM said.
     """
+    require_trtllm()
     report = on_progress or (lambda _stage, _done, _total: None)
     stage, ranks = f"compile {plan.role}", range(plan.tp_size)
     report(stage, 0, len(ranks))
@@ -120,7 +121,7 @@ def compile_rank(directory: Path, plan: EnginePlan, rank: int, timing_cache: Pat
             Path(temporary, f"rank{rank}.engine").rename(directory / f"rank{rank}.engine")
             if rank == 0:
                 Path(temporary, "config.json").rename(directory / BUILD_CONFIG_FILE)
-    except (RuntimeError, AssertionError, ValueError, TypeError, OSError) as error:
+    except (RuntimeError, AssertionError, ValueError, TypeError, AttributeError, ImportError, OSError) as error:
         raise BuildError(
             f"TensorRT-LLM could not build rank {rank} of the {plan.role}: {type(error).__name__}: {error}; its log "
             "above may say more"
