@@ -19,7 +19,7 @@ from magicdec.runtime.outputs import RequestOutput
 from magicdec.runtime.parallel import join_ranks
 from magicdec.runtime.proposer import NGramProposer, Proposer
 from magicdec.runtime.request import Request
-from magicdec.runtime.runner_spec import OpenRunner, RunnerSpec, open_runner
+from magicdec.runtime.runner_spec import OpenRunner, RunnerSpec, default_device, open_runner
 from magicdec.runtime.sampling_params import SamplingParams
 from magicdec.runtime.scheduler import Scheduler
 from magicdec.runtime.tokenizer import HFTokenizer
@@ -36,7 +36,8 @@ class LLM:
     Options override what the pair was built with: max_batch_size, max_num_tokens (rows of one target pass),
     max_seq_len (at most the built one), num_draft_tokens (0 = plain decoding, at most the built max_draft_len),
     window_size (self-speculation only), kv_cache_tokens (size of the target's cache; by default what max_batch_size
-    sequences of max_seq_len need, within half of the free memory), dtype and device of the computation.
+    sequences of max_seq_len need, within half of the free memory), dtype (PyTorch only) and device of the
+    computation (by default "cpu" for PyTorch and "cuda" for TensorRT-LLM).
 
     Under `mpiexec -n N` only rank 0 gets an LLM. On the other ranks this call serves rank 0, ignoring its arguments,
     and then leaves the process by SystemExit: code behind it runs on rank 0 alone.
@@ -53,7 +54,7 @@ class LLM:
         window_size: int | None = None,
         kv_cache_tokens: int | None = None,
         dtype: str | None = None,
-        device: str = "cpu",
+        device: str | None = None,
     ) -> None:
         join_ranks()
         directory = Path(engine_dir)
@@ -73,6 +74,7 @@ class LLM:
         self._leader = join_ranks(manifest.tp_size)
         check_num_ranks(manifest.tp_size, self._leader.ranks.size if self._leader else 1, directory)
         self.tokenizer = HFTokenizer(directory / "target")
+        device = device or default_device(directory / "target")
         kv_dtype = "fp8" if config.resolved_kv_cache_dtype == "fp8" else dtype or config.dtype
         num_blocks = _num_target_blocks(directory / "target", config, kv_cache_tokens, kv_dtype)
         self.runner = self._open(RunnerSpec(directory / "target", num_blocks, config.block_size, compute, device))

@@ -6,9 +6,12 @@ from typing import Protocol
 
 import torch
 
+from magicdec.errors import EngineError
 from magicdec.runtime.communicator import Communicator
+from magicdec.runtime.manifest import load_engine
 from magicdec.runtime.model_runner import ModelRunner
 from magicdec.runtime.torch_runner import TorchRunner
+from magicdec.runtime.trtllm_runner import TrtllmRunner
 
 
 class OpenRunner(ModelRunner, Protocol):
@@ -27,7 +30,10 @@ class OpenRunner(ModelRunner, Protocol):
 
 @dataclass(frozen=True)
 class RunnerSpec:
-    """What `open_runner` needs. engine_dir: the absolute path of a `target/` or `draft/` folder."""
+    """What `open_runner` needs. engine_dir: the absolute path of a `target/` or `draft/` folder.
+
+    dtype: compute in this type instead of the engine's; PyTorch only.
+    """
 
     engine_dir: Path
     num_blocks: int
@@ -36,6 +42,19 @@ class RunnerSpec:
     device: str = "cpu"
 
 
+def default_device(engine_dir: Path) -> str:
+    """Where an engine runs if nothing else is asked for."""
+    return "cuda" if load_engine(engine_dir).backend == "trtllm" else "cpu"
+
+
 def open_runner(spec: RunnerSpec, communicator: Communicator | None = None) -> OpenRunner:
-    """This rank's runner; EngineError if the directory cannot be loaded or run here."""
-    return TorchRunner(spec.engine_dir, spec.num_blocks, spec.block_size, spec.dtype, spec.device, communicator)
+    """This rank's runner, by what built the engine; EngineError if it cannot be loaded or run here."""
+    if load_engine(spec.engine_dir).backend == "torch":
+        return TorchRunner(spec.engine_dir, spec.num_blocks, spec.block_size, spec.dtype, spec.device, communicator)
+    if spec.dtype is not None:
+        raise EngineError(
+            f"{spec.engine_dir} was compiled by TensorRT-LLM and computes in the type that it was built for; leave "
+            "dtype out, or build the pair again with another --dtype"
+        )
+    rank = communicator.rank if communicator is not None else 0
+    return TrtllmRunner(spec.engine_dir, spec.num_blocks, spec.block_size, spec.device, rank=rank)

@@ -49,6 +49,7 @@ class TrtllmRunner:
         manifest = load_engine(engine_dir)
         _check_environment(device)
         config = json.loads((engine_dir / "config.json").read_text())
+        _check_block_size(engine_dir, block_size)
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.vocab_size = manifest.vocab_size
@@ -66,7 +67,7 @@ class TrtllmRunner:
 
     @property
     def kv_bytes(self) -> int:
-        """Size of this rank's KV pool."""
+        """Size of the KV pool (on several ranks: of this one's share)."""
         return self.cache.num_bytes
 
     @torch.inference_mode()
@@ -213,6 +214,16 @@ def _check_environment(device: str) -> None:
         raise EngineError(
             "this engine was compiled by TensorRT-LLM and needs an NVIDIA GPU, and PyTorch sees none; "
             "build the pair with --backend torch to run it on a CPU"
+        )
+
+
+def _check_block_size(engine_dir: Path, block_size: int) -> None:
+    built = json.loads((engine_dir / "build_config.json").read_text())["build_config"]
+    tokens_per_block = built["plugin_config"]["tokens_per_block"]
+    if tokens_per_block != block_size:
+        raise EngineError(
+            f"{engine_dir} was compiled for blocks of {tokens_per_block} tokens, and {block_size} are asked for; "
+            "build the pair again"
         )
 
 

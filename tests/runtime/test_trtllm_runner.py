@@ -164,6 +164,11 @@ def test_an_engine_for_another_runtime_is_refused(pair: Path, monkeypatch: pytes
         TrtllmRunner(pair / "target", NUM_BLOCKS, BLOCK, "cpu")
 
 
+def test_another_block_size_is_refused(pair: Path) -> None:
+    with pytest.raises(EngineError, match="compiled for blocks of 16 tokens, and 32 are asked for"):
+        TrtllmRunner(pair / "target", NUM_BLOCKS, 32, "cpu")
+
+
 def test_a_damaged_engine_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "rank0.engine"
     path.write_bytes(b"TRT")
@@ -186,21 +191,15 @@ def test_without_tensorrt_llm_the_user_is_told(pair: Path, monkeypatch: pytest.M
 
 
 def test_the_tightest_profile_is_chosen(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three profiles, by the number of tokens; switched only when another one is better."""
-    runner = TrtllmRunner(pair / "target", NUM_BLOCKS, BLOCK, "cpu")
-    session, chosen = runner.session, []
-    whole = session.profiles[0]
-    session.profiles = [
-        whole | {"input_ids": ((1,), (most,)), "position_ids": ((1,), (most,))} for most in (128, 8, 32)
-    ]
-    monkeypatch.setattr(
-        session._context, "set_optimization_profile_async", lambda index, _stream: chosen.append(index), raising=True
-    )
-    for count in (5, 8, 9, 100, 3):
-        runner.forward(pack([rows(0, count, [1, 2, 3, 4, 5, 6, 7], 1)]))
-    assert chosen == [1, 2, 0, 1]
+    """Up to 64 tokens and up to 128; switched only when the other one is better."""
+    session, chosen = TrtllmRunner(pair / "target", NUM_BLOCKS, BLOCK, "cpu").session, []
+    assert [profile["input_ids"] for profile in session.profiles] == [((1,), (64,)), ((64,), (128,))]
+    monkeypatch.setattr(session._context, "set_optimization_profile_async", lambda index, _stream: chosen.append(index))
+    for count in (5, 64, 65, 128, 3):
+        session._select({"input_ids": (count,)})
+    assert chosen == [0, 1, 0]
     with pytest.raises(EngineError, match=r"no optimisation profile of .* takes this step: input_ids \(129,\)"):
-        session._select({"input_ids": (129,)})
+        session._select({"input_ids": (129,), "sequence_length": (1,)})
 
 
 @dataclass(frozen=True)
