@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from magicdec.builder.trtllm_plan import EnginePlan
 from magicdec.builder.trtllm_rules import FP8_SM
-from magicdec.errors import BuildError
+from magicdec.errors import BuildError, MagicDecError
 
 TRTLLM_VERSION: Final = "1.2.1"
 BUILD_CONFIG_FILE: Final = "build_config.json"
@@ -121,7 +121,9 @@ def compile_rank(directory: Path, plan: EnginePlan, rank: int, timing_cache: Pat
             Path(temporary, f"rank{rank}.engine").rename(directory / f"rank{rank}.engine")
             if rank == 0:
                 Path(temporary, "config.json").rename(directory / BUILD_CONFIG_FILE)
-    except (RuntimeError, AssertionError, ValueError, TypeError, AttributeError, ImportError, OSError) as error:
+    except MagicDecError:
+        raise
+    except Exception as error:  # what a foreign builder raises is not ours to foresee
         raise BuildError(
             f"TensorRT-LLM could not build rank {rank} of the {plan.role}: {type(error).__name__}: {error}; its log "
             "above may say more"

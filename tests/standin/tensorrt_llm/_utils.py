@@ -34,5 +34,8 @@ def pad_vocab_size(vocab_size: int, tp_size: int) -> int:
 
 
 def get_sm_version() -> int:
-    """90 (H100) unless a test says otherwise; child processes inherit it."""
-    return int(os.environ.get("MAGICDEC_STANDIN_SM", "90"))
+    """90 (H100) unless a test says otherwise; child processes inherit it. "die": the process does, as if killed."""
+    version = os.environ.get("MAGICDEC_STANDIN_SM", "90")
+    if version == "die":
+        os._exit(9)
+    return int(version)
