@@ -77,6 +77,7 @@ def build_pair(
     with _sources(_paths(target, draft)) as sources, _temporary(output, overwrite) as directory:
         sides = _stage(sources, directory, report)
         check_pair(config, sides["target"], sides.get("draft"), output)
+        log.info("the target runs on %d ranks, its draft on %d", config.tp_size, config.tp_size_of("draft"))
         plans, eos_token_ids = _plans(config, sides), {role: resolve_eos(side) for role, side in sides.items()}
         for role, source in sources.items():
             files = _write_checkpoint(role, source, config, directory / role, text, report)
@@ -117,7 +118,7 @@ def _plans(config: PairConfig, sides: Mapping[Role, Side]) -> dict[Role, EngineP
 
 def _checkpoint_config(spec: ModelSpec, config: PairConfig, role: Role) -> dict[str, Any]:
     storage = Storage.of(config, role)
-    return spec.to_trtllm(config.dtype, config.tp_size, fp8_weights=storage.fp8_weights, fp8_kv=storage.fp8_kv)
+    return spec.to_trtllm(config.dtype, config.tp_size_of(role), fp8_weights=storage.fp8_weights, fp8_kv=storage.fp8_kv)
 
 
 @contextmanager
@@ -199,7 +200,7 @@ def _write_checkpoint(
     report: OnProgress,
 ) -> dict[str, FileRecord]:
     """config.json and weights, beside the tokenizer; returns the records of all files."""
-    spec, tp_size, storage = source.spec, config.tp_size, Storage.of(config, role)
+    spec, tp_size, storage = source.spec, config.tp_size_of(role), Storage.of(config, role)
     scales = _calibrate(role, source, storage, directory / TOKENIZER_FILE, text, report)
     _write_text(directory / "config.json", json.dumps(_checkpoint_config(spec, config, role), indent=2))
     files = {path.name: _record(path) for path in directory.iterdir()}
@@ -239,7 +240,7 @@ def _write_manifest(
         quant_algo="FP8" if storage.fp8_weights else None,
         kv_cache_quant_algo="FP8" if storage.fp8_kv else None,
         calibration=text.name if storage.needs_calibration else None,
-        tp_size=config.tp_size,
+        tp_size=config.tp_size_of(side.role),
         vocab_size=side.vocab_size,
         eos_token_ids=eos_token_ids,
         trained_len=spec.max_position_embeddings,

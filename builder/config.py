@@ -53,20 +53,21 @@ def resolve_config(
     quantize_draft: WeightQuantization | None = None,
     kv_cache_dtype: KvDtypeChoice | None = None,
     draft_kv_cache_dtype: KvDtypeChoice | None = None,
+    draft_tp_size: int | None = None,
 ) -> PairConfig:
     """The configuration as it is built: the kind of draft, and whatever else the caller decided on (not None).
 
-    Settings of the draft that were meant for another kind (sink_positions, quantization, KV dtype) are dropped.
+    Settings of the draft that were meant for another kind (sink_positions, quantization, KV dtype, ranks) are dropped.
     """
     values = config.model_dump()
     if kind != config.draft.kind:
-        values["draft"] |= {"kind": kind, "sink_positions": None, "kv_cache_dtype": "auto"}
+        values["draft"] |= {"kind": kind, "sink_positions": None, "kv_cache_dtype": "auto", "tp_size": None}
         values["quantization"]["draft"] = None
     if kind != "model":
         values["draft_model"] = None
     values |= _given(dtype=dtype, tp_size=tp_size, backend=backend, kv_cache_dtype=kv_cache_dtype)
     values["quantization"] |= _given(target=quantize_target, draft=quantize_draft)
-    values["draft"] |= _given(kv_cache_dtype=draft_kv_cache_dtype)
+    values["draft"] |= _given(kv_cache_dtype=draft_kv_cache_dtype, tp_size=draft_tp_size)
     try:
         return PairConfig.model_validate(values)
     except ValidationError as error:

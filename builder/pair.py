@@ -46,7 +46,7 @@ def check_pair(config: PairConfig, target: Side, draft: Side | None, output: Pat
         if side.vocab_size < side.tokenizer.size:
             tokens, rows = side.tokenizer.size, side.spec.vocab_size
             log.warning("the %s's tokenizer has %d ids, its model %d: ids beyond are refused", side.role, tokens, rows)
-        check_tp(side.spec, config.tp_size, side.role)
+        check_tp(side.spec, config.tp_size_of(side.role), side.role)
     if draft is not None:
         check_tokenizers(target, draft)
         _check_draft_length(config, draft)
@@ -138,7 +138,7 @@ def _check_memory(config: PairConfig, target: ModelSpec, draft: ModelSpec | None
 
 
 def _check_disk(config: PairConfig, sides: list[Side], output: Path) -> None:
-    weights = sum(disk_bytes(side.spec, config.tp_size, Storage.of(config, side.role)) for side in sides)
+    weights = sum(disk_bytes(side.spec, config.tp_size_of(side.role), Storage.of(config, side.role)) for side in sides)
     # A compiled engine holds the weights once more.
     need = weights * (2 if config.backend == "trtllm" else 1) + _DISK_SLACK
     free = shutil.disk_usage(output.parent).free

@@ -34,7 +34,10 @@ def check_tp(spec: ModelSpec, tp_size: int, role: str) -> None:
     conflict = _tp_conflict(spec, tp_size)
     if conflict is not None:
         sizes = ", ".join(str(size) for size in range(1, spec.num_heads + 1) if _tp_conflict(spec, size) is None)
-        raise ConfigError(f"tp_size {tp_size}: the {role}'s {conflict} cannot be split evenly; it allows {sizes}.")
+        mend = "" if role == "target" else " Set draft.tp_size (--draft-tp), which is the target's by default."
+        raise ConfigError(
+            f"tp_size {tp_size}: the {role}'s {conflict} cannot be split evenly; it allows {sizes}.{mend}"
+        )
 
 
 def plan_rank(spec: ModelSpec, rank: int, tp_size: int) -> list[OutputTensor]:

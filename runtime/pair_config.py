@@ -34,7 +34,8 @@ class DraftConfig(Frozen):
     window_size: recent tokens the draft always sees; num_sink_tokens: first tokens it keeps (rounded up to blocks).
     max_draft_len: the most draft tokens a step may ever propose; num_draft_tokens: how many it proposes by default,
     0 = plain decoding. sink_positions: see `resolved_sink_positions`. kv_cache_dtype: of a separate draft model's
-    cache; "auto" is `dtype`, also where the target's cache is fp8. ngram_min, ngram_max: sizes for prompt lookup.
+    cache; "auto" is `dtype`, also where the target's cache is fp8. tp_size: ranks of a separate draft model, the first
+    of the target's; None = all of them. ngram_min, ngram_max: sizes for prompt lookup.
     """
 
     kind: DraftKind
@@ -44,6 +45,7 @@ class DraftConfig(Frozen):
     num_draft_tokens: int = Field(default=4, ge=0)
     sink_positions: SinkPositions | None = None
     kv_cache_dtype: KvDtypeChoice = "auto"
+    tp_size: int | None = Field(default=None, gt=0)
     ngram_min: int = Field(default=1, gt=0)
     ngram_max: int = Field(default=3, gt=0)
 
@@ -123,6 +125,11 @@ class PairConfig(Frozen):
             return self.quantization.draft or "none"
         return self.quantization.target
 
+    def tp_size_of(self, role: Role) -> int:
+        """Tensor-parallel ranks of target or draft; without a draft model both are the target."""
+        own = self.draft.tp_size if role == "draft" and self.draft.kind == "model" else None
+        return self.tp_size if own is None else own
+
     @property
     def draft_budget(self) -> int:
         """Tokens of KV that a separate draft model holds for each sequence: sink blocks, window, two spare blocks."""
@@ -154,6 +161,22 @@ class PairConfig(Frozen):
             raise ValueError(
                 f"max_num_tokens {self.max_num_tokens} cannot hold one verification of max_batch_size "
                 f"{self.max_batch_size} requests with {draft.num_draft_tokens} draft tokens each; use at least {need}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_ranks(self) -> "PairConfig":
+        own = self.draft.tp_size
+        if own is None:
+            return self
+        if self.draft.kind != "model":
+            raise ValueError(
+                f"draft.tp_size {own} with kind {self.draft.kind!r}: there is no draft model of its own; leave it out"
+            )
+        if own > self.tp_size:
+            raise ValueError(
+                f"draft.tp_size {own} is more than tp_size {self.tp_size}: the draft runs on some of the target's "
+                f"ranks; use at most {self.tp_size}, or leave it out"
             )
         return self
 

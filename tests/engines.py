@@ -15,9 +15,17 @@ DRAFTERS: tuple[Drafter, ...] = ("self", "ngram", "in_cache", "absolute")
 WINDOW, BLOCK = 32, 16
 
 
-def tiny_pair(directory: Path, drafter: Drafter, *, max_seq_len: int = 1024, **checkpoint: Any) -> Path:
+def tiny_pair(
+    directory: Path,
+    drafter: Drafter,
+    *,
+    max_seq_len: int = 1024,
+    tp_size: int = 1,
+    draft_tp: int | None = None,
+    **checkpoint: Any,
+) -> Path:
     """Build a pair under `directory` (once) and return it. A window of 32 tokens in blocks of 16, 4 sinks."""
-    output = directory / f"pair-{drafter}"
+    output = directory / f"pair-{drafter}-{tp_size}-{draft_tp}"
     if output.exists():
         return output
     target = write_tiny_checkpoint(directory / "target", **checkpoint)
@@ -27,6 +35,7 @@ def tiny_pair(directory: Path, drafter: Drafter, *, max_seq_len: int = 1024, **c
         window_size=WINDOW,
         max_draft_len=8,
         sink_positions=drafter if separate else None,  # type: ignore[arg-type]
+        tp_size=draft_tp,
     )
     config = PairConfig(
         name="tiny",
@@ -37,6 +46,7 @@ def tiny_pair(directory: Path, drafter: Drafter, *, max_seq_len: int = 1024, **c
         max_batch_size=4,
         max_seq_len=max_seq_len,
         max_num_tokens=128,
+        tp_size=tp_size,
     )
     source: Any = _blurred(target, directory / "draft") if separate else drafter
     return build_pair(target, source, config, output)

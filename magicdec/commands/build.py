@@ -11,7 +11,7 @@ from magicdec.errors import ConfigError
 
 if TYPE_CHECKING:
     from magicdec.builder.trtllm_plan import EnginePlan
-    from magicdec.runtime.manifest import Role
+    from magicdec.runtime.manifest import PairConfig, Role
 
 EPILOG = """[bold]Examples[/]
 
@@ -61,6 +61,12 @@ def build(
     tp: Annotated[
         int | None, typer.Option(help="Tensor-parallel ranks to cut the weights for. Default: the configuration's.")
     ] = None,
+    draft_tp: Annotated[
+        int | None,
+        typer.Option(
+            help="Ranks that a draft model is cut for, the first of the target's. Default: the configuration's, or all."
+        ),
+    ] = None,
     dtype: Annotated[
         Literal["bfloat16", "float16", "float32"] | None,
         typer.Option(help="Type of weights and computation. Default: the configuration's."),
@@ -107,6 +113,7 @@ def build(
             kind="model" if isinstance(source, Path) else source,
             dtype=dtype,
             tp_size=tp,
+            draft_tp_size=draft_tp,
             backend=backend,
             quantize_target=quantize_target,
             quantize_draft=quantize_draft,
@@ -126,7 +133,14 @@ def build(
             overwrite=overwrite,
             on_progress=bars,
         )
-    err().print(f"Built {output}. Next: magicdec inspect {output}", soft_wrap=True)
+    err().print(f"Built {output}{_ranks(resolved)}. Next: magicdec inspect {output}", soft_wrap=True)
+
+
+def _ranks(config: "PairConfig") -> str:
+    if config.tp_size == 1:
+        return ""
+    draft = f", its draft for {config.tp_size_of('draft')}" if config.draft.kind == "model" else ""
+    return f" for {config.tp_size} ranks{draft}"
 
 
 def _show_plans(plans: "Mapping[Role, EnginePlan]") -> None:

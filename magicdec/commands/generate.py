@@ -127,6 +127,7 @@ def generate(
     The text goes to stdout. Progress, and a closing line with the speed and
     the acceptance length, go to stderr.
     """
+    _leave_if_not_first()
     text = _prompt_text(prompt, prompt_file)
     params = _sampling_params(
         temperature=temperature,
@@ -162,6 +163,16 @@ def generate(
     elif not stream:
         _print_texts(output)
     err().print(summary(output.metrics), style="dim", soft_wrap=True)
+
+
+def _leave_if_not_first() -> None:
+    """Of the processes that mpiexec started, rank 0 reads the prompt and prints; the others serve it and end here."""
+    from magicdec.runtime.mpi import num_launched
+
+    if num_launched() > 1:
+        from magicdec.runtime.parallel import join_ranks
+
+        join_ranks()
 
 
 def parse_logit_bias(entries: Sequence[str]) -> dict[int, float]:

@@ -120,9 +120,14 @@ def _pair_rows(config: "PairConfig") -> list[tuple[str, str]]:
             f"max_batch_size {config.max_batch_size}, max_seq_len {config.max_seq_len:,}, "
             f"max_num_tokens {config.max_num_tokens:,}",
         ),
-        ("tensor-parallel ranks", str(config.tp_size)),
+        ("tensor-parallel ranks", _ranks(config)),
         ("GPU", config.gpu or "none in particular"),
     ]
+
+
+def _ranks(config: "PairConfig") -> str:
+    draft = f", draft {config.tp_size_of('draft')}" if config.draft.kind == "model" else ""
+    return f"{config.tp_size}{draft}"
 
 
 def _engine_rows(directory: Path, config: "PairConfig", manifest: "EngineManifest") -> list[tuple[str, str]]:

@@ -111,6 +111,19 @@ def test_the_caller_decides_on_kind_dtype_and_ranks(tmp_path: Path) -> None:
         resolve_config(config, kind="self", tp_size=0)
 
 
+def test_a_draft_model_may_have_fewer_ranks_than_its_target() -> None:
+    values = {"name": "a", "target": "b", "tp_size": 4, "draft": {"kind": "model"}}
+    config = PairConfig.model_validate(values)
+    assert (config.tp_size_of("target"), config.tp_size_of("draft")) == (4, 4)
+    fewer = resolve_config(config, kind="model", draft_tp_size=2)
+    assert (fewer.tp_size_of("target"), fewer.tp_size_of("draft")) == (4, 2)
+    assert resolve_config(fewer, kind="self").tp_size_of("draft") == 4
+    with pytest.raises(ConfigError, match=r"draft.tp_size 2 is more than tp_size 1.*use at most 1"):
+        resolve_config(fewer, kind="model", tp_size=1)
+    with pytest.raises(ConfigError, match=r"draft.tp_size 2 with kind 'ngram'.*leave it out"):
+        resolve_config(config, kind="ngram", draft_tp_size=2)
+
+
 def test_precision_switches_of_another_kind_of_draft_are_dropped_and_the_callers_hold() -> None:
     text = {"draft": {"kind": "model", "kv_cache_dtype": "fp8"}, "quantization": {"draft": "fp8"}}
     config = PairConfig.model_validate({"name": "a", "target": "b", **text})
