@@ -1,16 +1,18 @@
 """Networks with explicit positions, built and executed by the stand-in, give TorchRunner's logits."""
 
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from magicdec.builder.trtllm_compile import compile_engines
-from magicdec.builder.trtllm_plan import plan_engines, read_checkpoint
+from magicdec.builder.build import build_pair
 from magicdec.runtime.model_input import SequenceInput, pack
 from magicdec.runtime.torch_runner import TorchRunner
-from tests.builder.engines import build_target, tiny_config
+from tests.builder.engines import tiny_config
 from tests.tiny_models import FAMILIES, Family, write_tiny_checkpoint
 from tests.trtllm_driver import Driver
 
@@ -49,12 +51,11 @@ STEPS = [
 ]
 
 
-def compiled(directory: Path, family: Family, **checkpoint: Any) -> Path:
+def compiled(directory: Path, family: Family, **settings: Any) -> Path:
     """A target engine folder for the stand-in."""
-    target = build_target(write_tiny_checkpoint(directory / "checkpoint", family, **checkpoint), directory / "pair")
-    plan = plan_engines(tiny_config(max_num_tokens=256), {"target": read_checkpoint(target)})["target"]
-    compile_engines(target, plan, workers=0)
-    return target
+    checkpoint = write_tiny_checkpoint(directory / "checkpoint", family, tied=family == "qwen2")
+    config = tiny_config(backend="trtllm", max_num_tokens=256, **settings)
+    return build_pair(checkpoint, "self", config, directory / "pair", workers=0) / "target"
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -86,3 +87,71 @@ def test_positions_are_an_input(tmp_path: Path, standin: Any) -> None:
     torn = sequence(LONG, 0, 10, 10)
     torn = SequenceInput(torn.token_ids, [*range(5), *range(300, 305)], 0, LONG, torn.slot_mapping, 10)
     assert (driver.run([torn]) - near)[5:].abs().max() > 1e-2
+
+
+FP8 = {"quantization": {"target": "fp8"}}
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+@pytest.mark.parametrize("cache", ["auto", "fp8"])
+def test_fp8_logits_equal_torch_runner(tmp_path: Path, standin: Any, family: Family, cache: str) -> None:
+    """The same FP8 numbers and scales; sums in another order may round a value to its neighbour, rarely."""
+    target = compiled(tmp_path, family, kv_cache_dtype=cache, **FP8)
+    driver, runner = Driver(standin, target, NUM_BLOCKS), TorchRunner(target, NUM_BLOCKS, BLOCK)
+    assert driver.pool.element_size() == (1 if cache == "fp8" else 4)
+    errors = [(driver.run(step) - runner.forward(pack(step))).abs() for step in STEPS]
+    assert torch.cat(errors).median() < 1e-5
+    assert torch.cat(errors).max() < 0.3
+
+
+@pytest.mark.parametrize(
+    ("family", "size", "settings"),
+    [
+        ("llama", 2, {}),
+        ("llama", 4, {}),  # more ranks than KV heads
+        ("qwen2", 2, {}),
+        ("llama", 2, FP8 | {"kv_cache_dtype": "fp8"}),
+        ("qwen3", 2, FP8 | {"kv_cache_dtype": "fp8"}),
+    ],
+)
+def test_ranks_give_the_logits_of_one(
+    tmp_path: Path, standin: Any, family: Family, size: int, settings: dict[str, Any]
+) -> None:
+    """All ranks' engines in threads, exchanging through a barrier; each has whole rows of logits."""
+    one = Driver(standin, compiled(tmp_path / "one", family, **settings), NUM_BLOCKS)
+    target = compiled(tmp_path / "several", family, tp_size=size, **settings)
+    ranks = [Driver(standin, target, NUM_BLOCKS, rank=rank) for rank in range(size)]
+    exchange = Exchange(len(ranks))
+    standin.standin_collective(exchange)
+
+    def run(rank: int) -> torch.Tensor:
+        exchange.thread.rank = rank
+        return ranks[rank].run(step)
+
+    with ThreadPoolExecutor(size) as pool:
+        for step in STEPS:
+            first, *others = pool.map(run, range(size))
+            assert all(torch.equal(other, first) for other in others)
+            error = (first - one.run(step)).abs()
+            assert error.median() < 1e-5
+            assert error.max() < (0.3 if settings else 1e-5)
+    standin.standin_collective(None)
+
+
+class Exchange:
+    """gather() of threads that call it in step."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.barrier = threading.Barrier(size, timeout=30)
+        self.parts: dict[int, torch.Tensor] = {}
+        self.thread = threading.local()
+
+    def __call__(self, x: torch.Tensor, group: Sequence[int]) -> list[torch.Tensor]:
+        """The calling thread has said which rank it is."""
+        assert list(group) == list(range(self.size))
+        self.parts[self.thread.rank] = x
+        self.barrier.wait()
+        parts = [self.parts[rank] for rank in sorted(self.parts)]
+        self.barrier.wait()
+        return parts

@@ -14,12 +14,11 @@ def standin_collective(gather: Gather | None) -> None:
 
 
 def all_reduce(x: torch.Tensor, group: Sequence[int]) -> torch.Tensor:
-    """Sum in the type of x, in the order of ranks."""
-    parts = _gather(x, group)
-    total = parts[0]
-    for part in parts[1:]:
+    """Sum in float32, in the order of ranks."""
+    total = torch.zeros(x.shape)
+    for part in _gather(x, group):
         total = total + part
-    return total
+    return total.to(x.dtype)
 
 
 def all_gather(x: torch.Tensor, group: Sequence[int], dim: int) -> torch.Tensor:

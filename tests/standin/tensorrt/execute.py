@@ -68,7 +68,7 @@ def _fp8_matmul(args: Sequence[torch.Tensor], attrs: dict[str, Any]) -> torch.Te
     """Activations rounded to E4M3 by their static scale, unless they come so; products summed in float32."""
     x, weight, x_scale, weight_scale = args
     if x.dtype != torch.float8_e4m3fn:
-        x = (x.float() / x_scale).clamp(-448, 448).to(torch.float8_e4m3fn)
+        x = (x.float() * (1.0 / x_scale)).clamp(-448, 448).to(torch.float8_e4m3fn)
     return (x.float() @ weight.float().T * (x_scale * weight_scale)).to(TORCH_DTYPES[attrs["dtype"]])
 
 
