@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -123,8 +124,8 @@ class TrtllmRunner:
         shape = (self.limits.max_batch_size, 1, self.limits.max_seq_len)  # one beam
         constants["cache_indirection"] = self.memory.device(shape, torch.int32)
         if manifest.tp_size > 1:
-            constants["all_reduce_workspace"], self._all_reduce_buffers = _all_reduce_workspace(manifest.tp_size, rank)
-            self.memory.register(constants["all_reduce_workspace"], "device")
+            workspace, self._all_reduce_buffers = _all_reduce_workspace(self.memory, manifest.tp_size, rank)
+            constants["all_reduce_workspace"] = workspace
         fed = _STEP_INPUTS | constants.keys()
         if self.session.inputs != fed or self.session.outputs != {"logits"}:
             raise EngineError(
@@ -199,12 +200,13 @@ def _kv_scales(path: Path, num_layers: int) -> torch.Tensor:
         raise EngineError(f"{path} cannot be read: {error}; build the pair again with build-engine") from error
 
 
-def _all_reduce_workspace(tp_size: int, rank: int) -> tuple[torch.Tensor, Any]:
-    """(workspace [7 * tp + 3] of int64, the buffers it points to, which have to be kept)."""
-    tensorrt_llm, _ = import_tensorrt()
-    helper = tensorrt_llm.plugin.plugin.CustomAllReduceHelper
-    mapping = tensorrt_llm.Mapping(world_size=tp_size, rank=rank, tp_size=tp_size)
-    buffers, workspace = helper.allocate_workspace(mapping, helper.max_workspace_size_auto(tp_size))
+def _all_reduce_workspace(memory: Memory, tp_size: int, rank: int) -> tuple[torch.Tensor, Any]:
+    """(workspace [7 * tp + 3] of int64, the buffers it points to, which have to be kept). All ranks call this."""
+    helper = import_module("tensorrt_llm.plugin.plugin").CustomAllReduceHelper
+    mapping = import_module("tensorrt_llm.mapping").Mapping(world_size=tp_size, rank=rank, tp_size=tp_size)
+    with memory.on_stream():  # on its device
+        buffers, workspace = helper.allocate_workspace(mapping, helper.max_workspace_size_auto(tp_size))
+    memory.register(workspace, "device")
     return workspace, buffers
 
 

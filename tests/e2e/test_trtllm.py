@@ -1,23 +1,34 @@
 """Whole runs on TensorRT-LLM engines (the stand-in's), token for token what TorchRunner gives."""
 
+import json
+import pydoc_data.topics
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 
+from magicdec.builder.build import build_pair
+from magicdec.builder.config import load_config
 from magicdec.errors import EngineError
 from magicdec.runtime.draft import Draft
 from magicdec.runtime.llm import LLM
+from magicdec.runtime.manifest import PairConfig, load_pair
+from magicdec.runtime.model_input import SequenceInput, pack
+from magicdec.runtime.model_runner import ModelRunner
 from magicdec.runtime.outputs import RequestOutput
 from magicdec.runtime.rejection import VerifyOutput
 from magicdec.runtime.request import Request
 from magicdec.runtime.sampler import verify
 from magicdec.runtime.sampling_params import SamplingParams
+from magicdec.runtime.torch_runner import TorchRunner
 from magicdec.runtime.trtllm_runner import TrtllmRunner
 from tests.e2e.test_exactness import PARAMS, PROMPTS, accepted
-from tests.engines import DRAFTERS, Drafter, tiny_pair
+from tests.engines import BLOCK, DRAFTERS, Drafter, tiny_pair
+from tests.smollm2 import ROOT, smollm2_gguf
 from tests.tiny_models import FAMILIES, Family
 from tests.trtllm import compile_pair, standin
 
@@ -43,15 +54,18 @@ def pairs(_standin: None, tmp_path_factory: pytest.TempPathFactory) -> Pairs:
     return make
 
 
-def assert_alike(outputs: list[RequestOutput], reference: list[RequestOutput]) -> None:
-    """The same tokens, and drafts of the same worth: a wrong draft cache would cost acceptance and nothing else."""
+def assert_alike(outputs: list[RequestOutput], reference: list[RequestOutput], error: float = 1e-4) -> None:
+    """The same tokens, and drafts of the same worth: a wrong draft cache would cost acceptance and nothing else.
+
+    error: what log-probabilities may differ by.
+    """
     for out, ref in zip(outputs, reference, strict=True):
         mine, wanted = out.outputs[0], ref.outputs[0]
         assert (mine.token_ids, mine.text) == (wanted.token_ids, wanted.text)
         assert (mine.finish_reason, mine.stop_reason) == (wanted.finish_reason, wanted.stop_reason)
         for row, ref_row in zip(mine.logprobs or [], wanted.logprobs or [], strict=True):
             assert list(row) == list(ref_row)
-            assert [p.logprob for p in row.values()] == pytest.approx([p.logprob for p in ref_row.values()], abs=1e-4)
+            assert [p.logprob for p in row.values()] == pytest.approx([p.logprob for p in ref_row.values()], abs=error)
         for name in ("num_rounds", "num_draft_tokens", "num_accepted_tokens", "num_preemptions", "num_cached_tokens"):
             assert getattr(out.metrics, name) == getattr(ref.metrics, name), name
 
@@ -135,3 +149,142 @@ def test_families(pairs: Pairs, family: Family) -> None:
     outputs = LLM(compiled, device="cpu").generate(PROMPTS[:4], PARAMS[:4])
     assert_alike(outputs, LLM(source).generate(PROMPTS[:4], PARAMS[:4]))
     assert accepted(outputs) > 30
+
+
+PRECISIONS: dict[str, dict[str, Any]] = {
+    "float16": {"dtype": "float16"},
+    "fp8 weights": {"quantization": {"target": "fp8", "draft": "fp8"}},
+    "fp8 weights and caches": {"quantization": {"target": "fp8", "draft": "fp8"}, "kv_cache_dtype": "fp8"},
+    "bfloat16": {"dtype": "bfloat16"},
+    "bfloat16, fp8 weights and caches": {
+        "dtype": "bfloat16",
+        "quantization": {"target": "fp8", "draft": "fp8"},
+        "kv_cache_dtype": "fp8",
+    },
+}
+
+
+def build_in(precision: str, source: Path, output: Path) -> tuple[Path, Path]:
+    """(for PyTorch, compiled from it) from the checkpoints of a tiny pair."""
+    config, changes = load_pair(source).config, dict(PRECISIONS[precision])
+    if "kv_cache_dtype" in changes:
+        changes["draft"] = config.draft.model_dump() | {"kv_cache_dtype": changes["kv_cache_dtype"]}
+    config = PairConfig.model_validate(config.model_dump() | changes)
+    built = build_pair(source.parent / "target", source.parent / "draft", config, output / "torch")
+    return built, compile_pair(built, output / "compiled")
+
+
+@pytest.mark.parametrize("precision", ["float16", "fp8 weights", "fp8 weights and caches"])
+def test_precisions(pairs: Pairs, precision: str, tmp_path: Path) -> None:
+    """Sinks are rotated anew in the cache's own type, FP8 by its scale; acceptance would tell."""
+    source, compiled = build_in(precision, pairs("in_cache", "llama")[0], tmp_path)
+    outputs = LLM(compiled, device="cpu").generate(PROMPTS, PARAMS)
+    assert_alike(outputs, LLM(source).generate(PROMPTS, PARAMS), error=0.02 if precision == "float16" else 1e-3)
+    assert accepted(outputs) > 50
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "bfloat16, fp8 weights and caches"])
+def test_bfloat16_differs_only_where_rounding_decides(pairs: Pairs, precision: str, tmp_path: Path) -> None:
+    """Its sums depend on the rows that share a product, so that close decisions may differ; how close is measured.
+
+    Against the same weights in float32, the engine may err at most twice as much as PyTorch in bfloat16.
+    """
+    source, compiled = build_in(precision, pairs("in_cache", "llama")[0], tmp_path)
+    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True, logprobs=2)
+    outputs, reference = LLM(compiled, device="cpu").generate(PROMPTS, params), LLM(source).generate(PROMPTS, params)
+    exact = TorchRunner(source / "target", 16, BLOCK, torch.float32)
+    runners: list[ModelRunner] = [
+        TrtllmRunner(compiled / "target", 16, BLOCK, "cpu"),
+        TorchRunner(source / "target", 16, BLOCK),
+    ]
+    worst, mean, partings = [0.0, 0.0], [0.0, 0.0], []
+    for out, ref in zip(outputs, reference, strict=True):
+        tokens = ref.prompt_token_ids + ref.outputs[0].token_ids
+        wanted = rows_of(exact, tokens)
+        for index, runner in enumerate(runners):
+            error = (rows_of(runner, tokens) - wanted).abs()
+            worst[index] = max(worst[index], float(error.max()))
+            mean[index] += float(error.mean())
+        partings.append(parting(out, ref))
+    assert worst[0] <= 2 * worst[1]
+    assert mean[0] <= 1.2 * mean[1]
+    assert sum(at for at, _ in partings) > 120, "most tokens agree"
+    assert max(margin for _, margin in partings) <= 2 * worst[1]
+    assert accepted(outputs) > 50
+
+
+def rows_of(runner: ModelRunner, tokens: list[int]) -> torch.Tensor:
+    """Logits of every row, up to nine at a time as in verification."""
+    logits = []
+    table = list(range(-(-len(tokens) // BLOCK)))
+    for first in range(0, len(tokens), 9):
+        stop = min(first + 9, len(tokens))
+        row = SequenceInput(tokens[first:stop], range(first, stop), first, table, range(first, stop), stop - first)
+        logits.append(runner.forward(pack([row])).clone())
+    return torch.cat(logits)
+
+
+def parting(output: RequestOutput, reference: RequestOutput) -> tuple[int, float]:
+    """(tokens that agree, the reference's margin where they part; 0 if they do not)."""
+    mine, wanted = output.outputs[0], reference.outputs[0]
+    pairs = zip(mine.token_ids, wanted.token_ids, strict=True)
+    at = next((index for index, (a, b) in enumerate(pairs) if a != b), None)
+    if at is None:
+        return len(wanted.token_ids), 0.0
+    assert wanted.logprobs is not None
+    best, second = sorted((entry.logprob for entry in wanted.logprobs[at].values()), reverse=True)[:2]
+    return at, best - second
+
+
+def test_a_pair_that_build_engine_compiled(pairs: Pairs, tmp_path: Path) -> None:
+    """The whole way: checkpoints, both engines, manifests, generation."""
+    source, _ = pairs("in_cache", "llama")
+    config = load_pair(source).config.model_copy(update={"backend": "trtllm"})
+    built = build_pair(source.parent / "target", source.parent / "draft", config, tmp_path / "pair", workers=0)
+    outputs = LLM(built, device="cpu").generate(PROMPTS[:3], PARAMS[:3])
+    assert_alike(outputs, LLM(source).generate(PROMPTS[:3], PARAMS[:3]))
+
+
+@pytest.mark.parametrize("draft_ranks", [2, 1])
+def test_two_ranks(pairs: Pairs, draft_ranks: int, tmp_path: Path) -> None:
+    """Real MPI ranks: rank 0 schedules, both execute their engines; the draft on one rank or on both."""
+    source, _ = pairs("in_cache", "llama")
+    config = load_pair(source).config
+    draft = config.draft.model_dump() | {"tp_size": draft_ranks}
+    config = PairConfig.model_validate(config.model_dump() | {"tp_size": 2, "draft": draft})
+    built = build_pair(source.parent / "target", source.parent / "draft", config, tmp_path / "torch")
+    compiled, found = compile_pair(built, tmp_path / "compiled"), tmp_path / "tokens.json"
+    command = [str(Path(sys.executable).parent / "mpiexec"), "-n", "2", sys.executable, "-m", "tests.e2e.trtllm_ranks"]
+    options = json.dumps({"num_draft_tokens": 4})
+    run = subprocess.run(
+        [*command, str(compiled), str(found), options], cwd=ROOT, timeout=120, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+    result, reference = json.loads(found.read_text()), LLM(source).generate(PROMPTS, PARAMS)
+    assert result["tokens"] == [out.outputs[0].token_ids for out in reference]
+    assert (result["ranks"], result["accepted"]) == (2, accepted(reference))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["self", "model"])
+def test_smollm2(kind: Literal["self", "model"], tmp_path: Path) -> None:
+    """The real model on real text, long enough for the window of 256 to move, in float32."""
+    config = load_config("smollm2-135m-self")
+    draft = config.draft.model_copy(update={"window_size": 256, "sink_positions": None})
+    config = config.model_copy(update={"draft": draft})
+    drafter: Path | Literal["self"] = "self" if kind == "self" else smollm2_gguf()
+    source = build_pair(smollm2_gguf(), drafter, config, tmp_path / "torch", dtype="float32")
+    compiled = compile_pair(source, tmp_path / "compiled")
+    text = "\n\n".join(pydoc_data.topics.topics[name] for name in sorted(pydoc_data.topics.topics))
+    llm = LLM(compiled, device="cpu", kv_cache_tokens=4096)
+    tokens = llm.tokenizer.encode(text[:20_000])
+    prompts = [tokens[100:900], tokens[2000:2300], tokens[:40]]
+    params = [
+        SamplingParams(temperature=0, max_tokens=48, ignore_eos=True),
+        SamplingParams(seed=12, max_tokens=48, temperature=0.7, top_p=0.9, ignore_eos=True),
+        SamplingParams(seed=13, max_tokens=48, top_k=50, repetition_penalty=1.1, ignore_eos=True),
+    ]
+    torch.set_num_threads(2)
+    outputs = llm.generate(prompts, params)
+    assert_alike(outputs, LLM(source, kv_cache_tokens=4096).generate(prompts, params))
+    assert accepted(outputs) > 60
