@@ -121,7 +121,7 @@ def _attend(
 def _lengths(named: Named, attrs: dict[str, Any], num_tokens: int) -> list[tuple[int, int]]:
     """(query rows, past) of each sequence, contexts first; everything that the plugin relies on is checked."""
     types = named["host_request_types"].tolist()
-    num_contexts = types.index(1) if 1 in types else len(types)
+    num_contexts = next((index for index, kind in enumerate(types) if kind != 0), len(types))  # leading zeros
     if any(kind != 1 for kind in types[num_contexts:]):
         raise StandinError(f"host_request_types must be contexts (0) first, then generations (1), got {types}")
     host, device = named["host_context_lengths"].tolist(), named["context_lengths"].tolist()

@@ -104,6 +104,10 @@ class PretrainedModel(Module, metaclass=_PostInit):
             parameter.name = name
 
     @classmethod
+    def from_config(cls, config: PretrainedConfig) -> Any:
+        return cls(config)
+
+    @classmethod
     def from_checkpoint(
         cls, ckpt_dir: str, rank: int | None = None, config: Any = None, *, preprocess_weights_hook: Any = None
     ) -> Any:
