@@ -7,6 +7,7 @@ import torch
 from magicdec.errors import EngineError, RequestError
 from magicdec.runtime.block_manager import BlockManager
 from magicdec.runtime.detokenizer import Detokenizer
+from magicdec.runtime.device_acceptance import DeviceAcceptance
 from magicdec.runtime.draft import Draft
 from magicdec.runtime.draws import child_seed, fresh_seed
 from magicdec.runtime.logits import LogitsProcessor
@@ -36,6 +37,7 @@ class Engine:
         max_draft_len: int,
         eos_token_ids: Sequence[int],
         tokenizer: Tokenizer | None = None,
+        device_acceptance: DeviceAcceptance | None = None,
     ) -> None:
         if scheduler.max_num_tokens < scheduler.max_batch_size:
             raise EngineError(
@@ -50,6 +52,7 @@ class Engine:
         self.max_draft_len = max_draft_len
         self.eos_token_ids = list(eos_token_ids)
         self.tokenizer = tokenizer
+        self.device_acceptance = device_acceptance  # None: every request is decided by `sampler.verify`
         self._groups: dict[str, RequestGroup] = {}
         self._group_of: dict[Request, RequestGroup] = {}
 
@@ -145,15 +148,15 @@ class Engine:
         self, scheduled: Sequence[ScheduledRequest], drafts: Sequence[Draft], logits: Sequence[torch.Tensor]
     ) -> list[VerifyOutput | None]:
         """Exact acceptance, request by request; one that cannot be decided ends alone, with its error."""
-        verdicts: list[VerifyOutput | None] = []
-        for entry, draft, rows in zip(scheduled, drafts, logits, strict=True):
-            verdict = None
-            if entry.completes:
+        verdicts: list[VerifyOutput | None] = [None] * len(scheduled)
+        if self.device_acceptance is not None:
+            verdicts = self.device_acceptance.verify([entry.request for entry in scheduled], logits, drafts)
+        for index, entry in enumerate(scheduled):
+            if entry.completes and verdicts[index] is None:
                 try:
-                    verdict = _verify_readable(entry.request, rows, draft)
+                    verdicts[index] = _verify_readable(entry.request, logits[index], drafts[index])
                 except RequestError as error:
                     entry.request.finish("error", error=str(error))
-            verdicts.append(verdict)
         return verdicts
 
     def _commit(

@@ -35,7 +35,7 @@ def verify(request: Request, logits: torch.Tensor, draft: Draft) -> VerifyOutput
         return coupled_sample(target_probs, draft.token_ids, noise)
     return rejection_sample(
         target_probs,
-        draft.probs,
+        draft.probs.to(target_probs.device),
         draft.token_ids,
         [uniform(request.seed, position, Purpose.ACCEPT) for position in positions[:-1]],
         [uniform(request.seed, position, Purpose.SAMPLE) for position in positions],
