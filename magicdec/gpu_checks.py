@@ -49,6 +49,7 @@ class Plan:
     context: int = 2048  # prompt tokens of the longest prompt
     max_tokens: int = 128
     num_samples: int = 400
+    workers: int | None = None  # processes that compile, see `compile_engines`
 
 
 def describe_gpu() -> Rows:
@@ -152,7 +153,7 @@ def check_law(plan: Plan, pair: Path) -> Check:
             SamplingParams(
                 seed=first + index,
                 acceptance="rejection",
-                top_k=4,
+                top_k=2,
                 max_tokens=3,
                 ignore_eos=True,
                 num_draft_tokens=drafts,
@@ -208,7 +209,7 @@ def chi_square_tail(statistic: float, freedom: int) -> float:
 
 def _build(plan: Plan, draft: Any, config: PairConfig, pair: Path) -> Check:
     start = time.perf_counter()
-    build_pair(plan.target, draft, config, pair, overwrite=True)
+    build_pair(plan.target, draft, config, pair, workers=plan.workers, overwrite=True)
     return Check("", True, [("seconds", f"{time.perf_counter() - start:.1f}")])
 
 

@@ -2,6 +2,8 @@
 
 import sys
 from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,10 +13,16 @@ from scipy.stats import chi2, chi2_contingency
 from typer.testing import CliRunner
 
 from magicdec import gpu_checks
+from magicdec.builder.build import build_pair
 from magicdec.cli import app
 from magicdec.commands.gpu_check import format_report, make_plan
 from magicdec.errors import EngineError
 from magicdec.gpu_checks import Check, Plan, chi_square_tail, describe_gpu, two_sample_chi_square
+from magicdec.runtime import rejection
+from magicdec.runtime.manifest import PairConfig, load_pair
+from magicdec.runtime.trtllm_runner import TrtllmRunner
+from tests.engines import tiny_pair
+from tests.trtllm import standin
 
 
 @pytest.fixture
@@ -97,3 +105,58 @@ def test_a_check_that_raises_has_failed_and_the_next_one_runs(tmp_path: Path, mo
     assert seen == ["self: build", "model: build"]  # what needs the engine is left out, the next pair is not
     assert [check.passed for check in checks] == [False, False]
     assert checks[0].rows[0][1].startswith("no room (test_gpu_check.py:")
+
+
+@pytest.fixture(scope="module")
+def tiny_plan(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plan]:
+    """Tiny pairs in float32, built and executed by the stand-in."""
+    directory = tmp_path_factory.mktemp("gpu-check")
+    config = load_pair(tiny_pair(directory, "in_cache")).config.model_copy(update={"backend": "trtllm"})
+    own = PairConfig.model_validate(config.model_dump() | {"draft": {"kind": "self", "window_size": 32}})
+    pairs: dict[str, tuple[Path | str, PairConfig]] = {"self": ("self", own), "model": (directory / "draft", config)}
+    with standin():
+        yield Plan(
+            directory / "target",
+            pairs,
+            directory / "built",
+            "the rest of the other one " * 40,
+            device="cpu",
+            context=120,
+            max_tokens=16,
+            num_samples=40,
+            workers=0,
+        )
+
+
+def test_all_checks_on_the_stand_in(tiny_plan: Plan) -> None:
+    checks = gpu_checks.run_checks(tiny_plan, lambda _what: None)
+    assert [check.name.split(": ")[1] for check in checks] == ["build", "logits", "equality", "law", "speed"] * 2
+    assert all(check.passed for check in checks), [check for check in checks if not check.passed]
+    rows = {check.name: dict(check.rows) for check in checks}
+    assert rows["model: equality"]["identical"] == "3 of 3, 16 tokens each"
+    assert float(rows["self: logits"]["largest error against float32, engine"]) < 1e-4
+    assert {name.split(",")[0] for name in rows["self: speed"]} == {"plain", "speculative", "KV pools"}
+    assert set(rows["self: speed"]) >= {"plain, batch 1, context 120", "speculative, batch 4, context 120"}
+
+
+def test_wrong_logits_are_noticed(tiny_plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = TrtllmRunner.forward
+    monkeypatch.setattr(TrtllmRunner, "forward", lambda self, inputs: forward(self, inputs) + 0.01)
+    check = gpu_checks.check_logits(tiny_plan, built(tiny_plan))
+    assert not check.passed
+
+
+@pytest.mark.parametrize("check", [gpu_checks.check_equality, gpu_checks.check_law])
+def test_wrong_acceptance_is_noticed(
+    check: Callable[[Plan, Path], Check], tiny_plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rejection, "accepts", lambda *_arguments: True)
+    assert not check(replace(tiny_plan, num_samples=150), built(tiny_plan)).passed
+
+
+def built(plan: Plan) -> Path:
+    """The pair with a draft model, built if no test has done so yet."""
+    directory = plan.directory / "model"
+    draft, config = plan.pairs["model"]
+    assert isinstance(draft, Path)
+    return directory if directory.exists() else build_pair(plan.target, draft, config, directory, workers=0)
