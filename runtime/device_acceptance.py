@@ -38,10 +38,11 @@ def kernel_acceptance(device: torch.device | str) -> "DeviceAcceptance | None":
 
 
 class DeviceAcceptance:
-    """Decides all requests of a step that are supported in one call of `accept`."""
+    """Decides all requests of a step that are supported, and whose logits lie on such a device, in one `accept`."""
 
-    def __init__(self, accept: Accept) -> None:
+    def __init__(self, accept: Accept, device_type: str = "cuda") -> None:
         self._accept = accept
+        self._device_type = device_type
 
     def verify(
         self, requests: Sequence[Request], logits: Sequence[torch.Tensor], drafts: Sequence[Draft]
@@ -51,7 +52,7 @@ class DeviceAcceptance:
         logits: [k + 1, V] each, or no row where nothing is to be decided.
         """
         verdicts: list[VerifyOutput | None] = [None] * len(requests)
-        served = [i for i, request in enumerate(requests) if len(logits[i]) and _serves(request)]
+        served = [i for i, request in enumerate(requests) if self._reaches(logits[i]) and _serves(request)]
         if not served:
             return verdicts
         rows = torch.cat([logits[i][:, : requests[i].logits_processor.vocab_size] for i in served])  # [N, V]
@@ -62,6 +63,9 @@ class DeviceAcceptance:
                 accepted = drafts[i].token_ids[: outcome.num_accepted]
                 verdicts[i] = VerifyOutput(outcome.num_accepted, (*accepted, outcome.token_id))
         return verdicts
+
+    def _reaches(self, logits: torch.Tensor) -> bool:
+        return len(logits) > 0 and logits.device.type == self._device_type
 
 
 def acceptance_request(request: Request, draft_token_ids: list[int]) -> AcceptanceRequest:

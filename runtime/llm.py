@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from magicdec.errors import EngineError, RequestError
 from magicdec.runtime.block_manager import BlockManager
+from magicdec.runtime.device_acceptance import kernel_acceptance
 from magicdec.runtime.draft_cache import CyclicDraftCache, TargetWindow
 from magicdec.runtime.engine import Engine
 from magicdec.runtime.manifest import PairConfig, load_engine, load_pair
@@ -96,6 +97,7 @@ class LLM:
             max_draft_len=config.draft.max_draft_len,
             eos_token_ids=manifest.eos_token_ids,
             tokenizer=self.tokenizer,
+            device_acceptance=kernel_acceptance(device),
         )
         self._ids = itertools.count()
 

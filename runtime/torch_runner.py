@@ -67,8 +67,8 @@ class TorchRunner:
 
     @torch.inference_mode()
     def forward(self, inputs: ModelInput) -> torch.Tensor:
-        """Logits [N, vocab_size] on the host; rows of padded vocabulary are cut."""
-        return self.model.forward(inputs, self.cache, self.block_size)[:, : self.vocab_size].cpu()
+        """Logits [N, vocab_size], left on the device for acceptance there; rows of padded vocabulary are cut."""
+        return self.model.forward(inputs, self.cache, self.block_size)[:, : self.vocab_size]
 
     @torch.inference_mode()
     def read_keys(self, slots: list[int], positions: list[int]) -> torch.Tensor:

@@ -151,7 +151,7 @@ def test_engine_gives_the_same_tokens(kind: toy.Kind) -> None:
     engine = toy.engine(kind)
     wanted = [output.outputs[0] for output in toy.run(engine, prompts, REQUESTS)]
     fused = toy.engine(kind)
-    fused.device_acceptance = DeviceAcceptance(acceptance_kernel.accept)
+    fused.device_acceptance = DeviceAcceptance(acceptance_kernel.accept, "cpu")
     got = [output.outputs[0] for output in toy.run(fused, prompts, REQUESTS)]
     assert [(o.token_ids, o.finish_reason, o.error) for o in got] == [
         (o.token_ids, o.finish_reason, o.error) for o in wanted

@@ -25,7 +25,6 @@ PARAMS = [
     SamplingParams(max_tokens=20, acceptance="rejection", seed=8, ignore_eos=True),
     SamplingParams(max_tokens=20, temperature=0, repetition_penalty=1.4),
 ]
-SERVED = 4  # of PARAMS
 
 
 class Spy:
@@ -45,7 +44,7 @@ class Spy:
 def test_engine_gives_the_same_outputs(kind: toy.Kind) -> None:
     wanted = [output.outputs for output in toy.run(toy.engine(kind), PROMPTS, PARAMS)]
     fused, spy = toy.engine(kind), Spy()
-    fused.device_acceptance = DeviceAcceptance(spy.accept)
+    fused.device_acceptance = DeviceAcceptance(spy.accept, "cpu")
     assert [output.outputs for output in toy.run(fused, PROMPTS, PARAMS)] == wanted
     assert {request.temperature for request in spy.requests} == {1.0, 0.7}
 
@@ -63,7 +62,7 @@ def test_unreadable_logits_end_a_request_at_the_same_token(kind: toy.Kind) -> No
     wanted = [output.outputs for output in toy.run(toy.engine(kind, target_type=Broken), PROMPTS, PARAMS)]
     assert any(output.error for outputs in wanted for output in outputs)
     fused = toy.engine(kind, target_type=Broken)
-    fused.device_acceptance = DeviceAcceptance(Spy().accept)
+    fused.device_acceptance = DeviceAcceptance(Spy().accept, "cpu")
     assert [output.outputs for output in toy.run(fused, PROMPTS, PARAMS)] == wanted
 
 
@@ -78,7 +77,7 @@ def test_float32_logits() -> None:
     """Two roundings of the same law: tokens differ only where a draw falls between them, about once in 1e7."""
     wanted = toy.run(toy.engine("self", target_type=Narrow), PROMPTS, PARAMS)
     fused = toy.engine("self", target_type=Narrow)
-    fused.device_acceptance = DeviceAcceptance(Spy().accept)
+    fused.device_acceptance = DeviceAcceptance(Spy().accept, "cpu")
     got = toy.run(fused, PROMPTS, PARAMS)
     assert [[o.token_ids for o in out.outputs] for out in got] == [[o.token_ids for o in out.outputs] for out in wanted]
 
@@ -102,6 +101,13 @@ def test_float32_logits() -> None:
 )
 def test_supported(params: dict[str, object], expected: bool) -> None:
     assert supported(SamplingParams(**params)) is expected  # type: ignore[arg-type]
+
+
+def test_logits_on_the_host_are_left_alone() -> None:
+    fused, spy = toy.engine("self"), Spy()
+    fused.device_acceptance = DeviceAcceptance(spy.accept)
+    toy.run(fused, PROMPTS, PARAMS)
+    assert not spy.requests
 
 
 def test_only_cuda_gets_the_kernel() -> None:
