@@ -278,13 +278,13 @@ def test_smollm2(kind: Literal["self", "model"], tmp_path: Path) -> None:
     text = "\n\n".join(pydoc_data.topics.topics[name] for name in sorted(pydoc_data.topics.topics))
     llm = LLM(compiled, device="cpu", kv_cache_tokens=4096)
     tokens = llm.tokenizer.encode(text[:20_000])
-    prompts = [tokens[100:900], tokens[2000:2300], tokens[:40]]
+    prompts = [tokens[100:700], tokens[2000:2200], tokens[:40]]
     params = [
-        SamplingParams(temperature=0, max_tokens=48, ignore_eos=True),
-        SamplingParams(seed=12, max_tokens=48, temperature=0.7, top_p=0.9, ignore_eos=True),
-        SamplingParams(seed=13, max_tokens=48, top_k=50, repetition_penalty=1.1, ignore_eos=True),
+        SamplingParams(temperature=0, max_tokens=32, ignore_eos=True),
+        SamplingParams(seed=12, max_tokens=32, temperature=0.7, top_p=0.9, ignore_eos=True),
+        SamplingParams(seed=13, max_tokens=32, top_k=50, repetition_penalty=1.1, ignore_eos=True),
     ]
     torch.set_num_threads(2)
     outputs = llm.generate(prompts, params)
     assert_alike(outputs, LLM(source, kv_cache_tokens=4096).generate(prompts, params))
-    assert accepted(outputs) > 60
+    assert accepted(outputs) > 40

@@ -35,17 +35,21 @@ def forget_memories() -> None:
 def look(address: int, shape: Sequence[int], dtype: torch.dtype, place: str, what: str) -> torch.Tensor:
     """A tensor over raw memory, after checking that all of it lies in one allocation of that place."""
     size = math.prod(shape) * dtype.itemsize
-    found = [
-        (start, length, where)
-        for memory in _MEMORIES
-        for start, length, where in memory.allocations
-        if start <= address and address + max(size, 1) <= start + length
-    ]
-    if not found:
-        raise StandinError(f"{what}: {size} bytes at {address:#x} lie in no allocation, or reach over its end")
-    if all(where != place for _, _, where in found):
-        raise StandinError(f"{what}: is in {found[0][2]} memory and must be in {place} memory")
+    _check_place(address, max(size, 1), place, what)
     if size == 0:
         return torch.empty(tuple(shape), dtype=dtype)
     raw = (ctypes.c_char * size).from_address(address)
     return torch.frombuffer(raw, dtype=dtype).view(tuple(shape))
+
+
+def _check_place(address: int, size: int, place: str, what: str) -> None:
+    elsewhere = None
+    for memory in _MEMORIES:
+        for start, length, where in memory.allocations:
+            if start <= address and address + size <= start + length:
+                if where == place:
+                    return
+                elsewhere = where
+    if elsewhere is None:
+        raise StandinError(f"{what}: {size} bytes at {address:#x} lie in no allocation, or reach over its end")
+    raise StandinError(f"{what}: is in {elsewhere} memory and must be in {place} memory")
