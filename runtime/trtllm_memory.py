@@ -57,6 +57,16 @@ class Memory:
         """A point on the stream that can be waited for."""
         return Mark(self._stream)
 
+    def take_over(self) -> None:
+        """Work on our stream from here on comes after what PyTorch's current stream has been given so far."""
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(self.device_name))
+
+    def hand_over(self) -> None:
+        """Work on PyTorch's current stream from here on comes after what our stream has been given so far."""
+        if self._stream is not None:
+            torch.cuda.current_stream(self.device_name).wait_stream(self._stream)
+
     def synchronize(self) -> None:
         """Wait until everything on the stream is done: for tokens that the host has to know."""
         if self._stream is not None:

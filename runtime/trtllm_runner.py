@@ -22,7 +22,7 @@ from magicdec.runtime.trtllm_session import TrtSession, import_tensorrt
 
 @dataclass(frozen=True)
 class DeviceLogits:
-    """Logits where the engine left them, valid until the next pass; work on the runner's stream may read them.
+    """Logits where the engine left them, for work on the runner's stream; valid until the next pass.
 
     rows: [N] host indices into `logits` [R, padded vocabulary] of the wanted rows, in the caller's order.
     """
@@ -35,7 +35,8 @@ class TrtllmRunner:
     """A `ModelRunner` on one rank's TensorRT engine. engine_dir: the `target/` or `draft/` folder of a pair.
 
     Everything is allocated here, for the engine's largest shapes. A step copies its integers to the device in one
-    piece, executes, and waits only for the logits that `forward` brings to the host. memory: the tests' own.
+    piece and executes; it waits for nothing, except for logits that are brought to the host. device_logits: leave them
+    on the device, for acceptance there; None: on CUDA. memory: the tests' own.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class TrtllmRunner:
         device: str = "cuda",
         memory: Memory | None = None,
         rank: int = 0,
+        device_logits: bool | None = None,
     ) -> None:
         manifest = load_engine(engine_dir)
         _check_environment(device)
@@ -63,7 +65,9 @@ class TrtllmRunner:
         self._staging = Staging(self.memory, _staging_size(self.limits))
         shape = (self.limits.max_num_logits, self.session.output_width("logits"))
         self._logits = self.memory.device(shape, self.session.dtype("logits"))  # [R, padded vocabulary]
-        self._host_logits = [self.memory.host(shape, self._logits.dtype) for _ in range(2)]
+        self._leaves_logits = self.memory.is_cuda if device_logits is None else device_logits
+        place = self.memory.device if self._leaves_logits else self.memory.host
+        self._results = [place(shape, self._logits.dtype) for _ in range(2)]  # rows in the caller's order
         self._turn = 0
 
     @property
@@ -73,18 +77,20 @@ class TrtllmRunner:
 
     @torch.inference_mode()
     def forward(self, inputs: ModelInput) -> torch.Tensor:
-        """Logits [N, vocab_size] in float32 on the host; rows of padded vocabulary are cut.
+        """Logits [N, vocab_size] in float32; rows of padded vocabulary are cut.
 
-        They are valid until the second next pass, which writes to the same memory.
+        They are valid until the second next pass, which writes to the same memory. On the device they may be read by
+        PyTorch's current stream.
         """
         passes = split(inputs, self.limits)
         if len(passes) == 1:
-            return self._to_host(self.execute(inputs))
-        return torch.cat([self._to_host(self.execute(part)).clone() for part in passes])
+            return self._deliver(self.execute(inputs))
+        return torch.cat([self._deliver(self.execute(part)).clone() for part in passes])
 
     @torch.inference_mode()
     def execute(self, inputs: ModelInput) -> DeviceLogits:
-        """Issue one pass within the engine's limits, and wait for nothing: for acceptance on the device."""
+        """Issue one pass within the engine's limits, behind all that PyTorch has been given; waits for nothing."""
+        self.memory.take_over()
         step = step_tensors(inputs, self.limits)
         bound = dict(self._constants)
         self._staging.begin()
@@ -104,15 +110,18 @@ class TrtllmRunner:
         """Rotate position-free keys to these positions and store them."""
         self.cache.write_keys(slots, positions, keys)
 
-    def _to_host(self, result: DeviceLogits) -> torch.Tensor:
-        """Copy the wanted rows, in order, and wait until they are known."""
+    def _deliver(self, result: DeviceLogits) -> torch.Tensor:
+        """Copy the wanted rows, in order; to the host, where their values have to be waited for, or on the device."""
         self._turn ^= 1
-        home, filled = self._host_logits[self._turn], 0
+        home, filled = self._results[self._turn], 0
         with self.memory.on_stream():
             for first, count in _runs(result.rows.tolist()):
                 home[filled : filled + count].copy_(result.logits[first : first + count], non_blocking=True)
                 filled += count
-        self.memory.synchronize()
+        if self._leaves_logits:
+            self.memory.hand_over()
+        else:
+            self.memory.synchronize()
         return home[:filled, : self.vocab_size].to(torch.float32)
 
     def _allocate_constants(self, manifest: EngineManifest, rank: int) -> dict[str, torch.Tensor]:

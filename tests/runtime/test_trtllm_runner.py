@@ -45,8 +45,8 @@ def pair(_standin: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Both:
     """The same passes on both runners; logits and the whole cache must agree after each."""
 
-    def __init__(self, engine_dir: Path) -> None:
-        self.trt = TrtllmRunner(engine_dir, NUM_BLOCKS, BLOCK, "cpu")
+    def __init__(self, engine_dir: Path, *, device_logits: bool = False) -> None:
+        self.trt = TrtllmRunner(engine_dir, NUM_BLOCKS, BLOCK, "cpu", device_logits=device_logits)
         self.torch = TorchRunner(engine_dir, NUM_BLOCKS, BLOCK)
         self.torch.cache.keys.zero_()
         self.torch.cache.values.zero_()
@@ -89,9 +89,9 @@ def rows(first: int, count: int, table: list[int], num_logits: int, evicted: int
     )
 
 
-def run_target(engine_dir: Path) -> None:
+def run_target(engine_dir: Path, *, device_logits: bool = False) -> None:
     """Chunks, verification, rewinds, bounded views, all mixed in one batch."""
-    both = Both(engine_dir)
+    both = Both(engine_dir, device_logits=device_logits)
     a, b, c = [7, 2, 9, 4, 11], [3, 12, 1], [15, 20]
     both.forward(rows(0, 40, a, 0), rows(0, 5, b, 1))  # a's first chunk wants no logits
     both.forward(rows(5, 1, b, 1), rows(40, 30, a, 1))  # b decodes before a's last chunk
@@ -117,8 +117,9 @@ def run_draft(engine_dir: Path) -> None:
     both.forward(rows(50, 1, sinks + recent, 1, evicted=BLOCK), rows(24, 2, [14, 15], 1))
 
 
-def test_target_passes(pair: Path) -> None:
-    run_target(pair / "target")
+@pytest.mark.parametrize("device_logits", [False, True])
+def test_target_passes(pair: Path, device_logits: bool) -> None:
+    run_target(pair / "target", device_logits=device_logits)
 
 
 def test_draft_passes(pair: Path) -> None:
@@ -149,12 +150,19 @@ def test_nothing_is_allocated_after_the_start(pair: Path, monkeypatch: pytest.Mo
 
 
 def test_logits_stay_on_the_device_for_acceptance_there(pair: Path) -> None:
-    runner = TrtllmRunner(pair / "target", NUM_BLOCKS, BLOCK, "cpu")
+    """Two buffers, so that a pass may be issued while the last one's logits are still read."""
+    runner = TrtllmRunner(pair / "target", NUM_BLOCKS, BLOCK, "cpu", device_logits=True)
     inputs = pack([rows(5, 1, [1], 1), rows(0, 5, [2], 3)])
     result = runner.execute(inputs)
     assert result.rows.tolist() == [3, 0, 1, 2]
     kept = result.logits[result.rows, : runner.vocab_size].clone()
-    assert torch.equal(kept, runner.forward(inputs))
+    left = runner.forward(inputs)
+    assert torch.equal(kept, left)
+    assert any(
+        start <= left.data_ptr() < start + size for start, size, at in runner.memory.allocations if at == "device"
+    )
+    runner.forward(pack([rows(0, 9, [1], 9)]))
+    assert torch.equal(kept, left), "the next pass writes elsewhere"
 
 
 def test_an_engine_for_another_runtime_is_refused(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,7 +281,7 @@ FAULTS = {
         Staging, "upload", "self._device[: self._used].copy_", "self._device[: self._used].clone().copy_"
     ),
     "logits of the pass before": Fault(
-        TrtllmRunner, "_to_host", "result.logits[first : first + count]", "home[:count]"
+        TrtllmRunner, "_deliver", "result.logits[first : first + count]", "home[:count]"
     ),
     "device memory for a host tensor": Fault(
         TrtllmRunner, "execute", 'host if name.startswith("host_") else device', "device"
