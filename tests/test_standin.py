@@ -95,6 +95,25 @@ def test_unknown_options_fail(name: str) -> None:
         getattr(PluginConfig(), name)
 
 
+@pytest.mark.usefixtures("standin")
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("gemm_plugin", "fp32"),
+        ("gpt_attention_plugin", "fp8"),
+        ("use_paged_context_fmha", "yes"),
+        ("user_buffer", None),
+    ],
+)
+def test_options_hold_only_what_they_may(name: str, value: Any) -> None:
+    from tensorrt_llm.plugin import PluginConfig
+
+    with pytest.raises(ValueError, match=name):
+        PluginConfig(**{name: value})
+    with pytest.raises(ValueError, match=name):
+        setattr(PluginConfig(), name, value)
+
+
 def rebuilt(target: Path, *, quantization: dict[str, Any] | None = None, **plugins: Any) -> Any:
     """PluginConfig after build() of a recorded network; nothing of the plan's care."""
     from tensorrt_llm.builder import BuildConfig, build
