@@ -13,7 +13,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install install-test test lint pytest test-slow format gpu-check clean
+.PHONY: help demo install install-test test lint pytest test-slow format gpu-check cuda-check clean
 
 help:
 	@echo "make demo       download a small model, build a pair, generate from a long text; ARGS=\"--help\" lists options"
@@ -21,6 +21,7 @@ help:
 	@echo "make test-slow  the tests that take over a minute each"
 	@echo "make format     let ruff put the code in order"
 	@echo "make gpu-check  on a machine with TensorRT-LLM 1.2.1 and an A100, H100 or H200: build, check, measure; one report"
+	@echo "make cuda-check on a machine with a CUDA card: acceptance kernel and TorchRunner against the CPU; PyTorch suffices"
 	@echo "make clean      remove .venv, downloads and built engines"
 	@echo "Variables: PYTHON=$(PYTHON)  TORCH=$(TORCH)  TORCH_INDEX=$(TORCH_INDEX)"
 
@@ -53,6 +54,11 @@ gpu-check:
 		"install tensorrt-llm==1.2.1 into a Python 3.10 or 3.12, and run: make gpu-check PYTHON=/path/to/that/python" >&2; exit 1; }
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check -e ".[gguf]"
 	@$(PYTHON) -m magicdec gpu-check $(ARGS)
+
+# Nothing is installed: any Python that has PyTorch for CUDA (which brings Triton) will do.
+cuda-check:
+	@$(PYTHON) -c "import torch" 2>/dev/null || { echo "$(PYTHON) has no PyTorch; run: make cuda-check PYTHON=/path/to/a/python/with/PyTorch" >&2; exit 1; }
+	@$(PYTHON) -m tests.cuda_check $(ARGS)
 
 clean:
 	rm -rf $(VENV) .cache build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -7,7 +7,9 @@ import numpy as np
 import torch
 
 from magicdec.plugins.acceptance import AcceptanceRequest, Rule
-from tests.law import ALMOST_ONE
+
+MAX_DRAFT_LEN = 4
+ALMOST_ONE = 1 - 2.0**-53  # the largest draw there is
 
 
 @dataclass(frozen=True)
@@ -25,10 +27,10 @@ def random_batch(
     vocab_size: int,
     dtype: torch.dtype = torch.float32,
     rules: Sequence[Rule] = tuple(Rule),
-    max_draft_len: int = 4,
+    min_draft_len: int = 0,
 ) -> Batch:
     """Peaked and flat rows, hot and cold temperatures, masked tokens, one-hot drafts, drafts equal to their target."""
-    parts = [_random_request(rng, vocab_size, dtype, rules, max_draft_len) for _ in range(count)]
+    parts = [_random_request(rng, vocab_size, dtype, rules, min_draft_len) for _ in range(count)]
     logits, probs, requests = zip(*parts, strict=True)
     return Batch(torch.cat(logits), torch.cat(probs), list(requests))
 
@@ -47,9 +49,9 @@ def at_the_edges(rng: np.random.Generator, batch: Batch) -> Batch:
 
 
 def _random_request(
-    rng: np.random.Generator, vocab_size: int, dtype: torch.dtype, rules: Sequence[Rule], max_draft_len: int
+    rng: np.random.Generator, vocab_size: int, dtype: torch.dtype, rules: Sequence[Rule], min_draft_len: int
 ) -> tuple[torch.Tensor, torch.Tensor, AcceptanceRequest]:
-    k = int(rng.integers(max_draft_len + 1))
+    k = int(rng.integers(min_draft_len, MAX_DRAFT_LEN + 1))
     logits = torch.from_numpy(rng.normal(size=(k + 1, vocab_size)) * rng.choice([0.3, 1, 4, 20]))
     if rng.random() < 0.3:
         hidden = torch.from_numpy(rng.random((k + 1, vocab_size)) < 0.4)
