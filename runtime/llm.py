@@ -77,7 +77,7 @@ class LLM:
         self.tokenizer = HFTokenizer(directory / "target")
         device = device or default_device(directory / "target")
         kv_dtype = "fp8" if config.resolved_kv_cache_dtype == "fp8" else dtype or config.dtype
-        num_blocks = _num_target_blocks(directory / "target", config, kv_cache_tokens, kv_dtype)
+        num_blocks = _num_target_blocks(directory / "target", config, kv_cache_tokens, kv_dtype, device)
         self.runner = self._open(RunnerSpec(directory / "target", num_blocks, config.block_size, compute, device))
         blocks = BlockManager(num_blocks, config.block_size, prefix_caching=True)
         self.draft_runner: OpenRunner | None = None
@@ -245,8 +245,12 @@ def _override(built: PairConfig, **options: int | None) -> PairConfig:
         raise EngineError(f"options {given | draft} do not fit this pair: {reasons}") from error
 
 
-def _num_target_blocks(directory: Path, config: PairConfig, kv_cache_tokens: int | None, dtype: str) -> int:
-    tokens = default_kv_cache_tokens(directory, config, dtype) if kv_cache_tokens is None else kv_cache_tokens
+def _num_target_blocks(
+    directory: Path, config: PairConfig, kv_cache_tokens: int | None, dtype: str, device: str
+) -> int:
+    tokens = kv_cache_tokens
+    if tokens is None:
+        tokens = default_kv_cache_tokens(directory, config, dtype, device)
     if tokens < config.block_size:
         raise EngineError(
             f"kv_cache_tokens={tokens} is less than one block of {config.block_size}; give at least "

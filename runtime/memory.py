@@ -5,7 +5,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from magicdec.runtime.manifest import PairConfig
+from magicdec.runtime.manifest import ROLES, PairConfig
 
 BYTES = {"fp8": 1, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
@@ -49,10 +49,25 @@ def plan_memory(pair_dir: Path, config: PairConfig, *, context: int, batch_size:
     )
 
 
-def default_kv_cache_tokens(model_dir: Path, config: PairConfig, dtype: str) -> int:
-    """max_batch_size sequences of max_seq_len, within half of the machine's free memory."""
-    wanted = config.max_batch_size * config.max_seq_len
-    return min(wanted, free_memory() // 2 // kv_bytes_per_token(model_dir, dtype))
+def default_kv_cache_tokens(model_dir: Path, config: PairConfig, dtype: str, device: str = "cpu") -> int:
+    """max_batch_size sequences of max_seq_len, within half of what is free.
+
+    device: where the cache will lie. On a GPU the weights of the pair are not there yet, and come off first; each rank
+    holds its share of weights and cache on a GPU of its own.
+    """
+    wanted, per_token = config.max_batch_size * config.max_seq_len, kv_bytes_per_token(model_dir, dtype)
+    if not device.startswith("cuda"):
+        return min(wanted, free_memory() // 2 // per_token)
+    weights = sum(_weight_bytes(model_dir.parent / role) // config.tp_size_of(role) for role in ROLES)
+    free = max(free_gpu_memory(device) - weights, 2 * per_token * config.block_size)
+    return min(wanted, free // 2 * config.tp_size // per_token)
+
+
+def free_gpu_memory(device: str) -> int:
+    """Bytes that are free on a GPU; where there is none, the runner says so."""
+    import torch
+
+    return torch.cuda.mem_get_info(device)[0] if torch.cuda.is_available() else 0
 
 
 def free_memory() -> int:
