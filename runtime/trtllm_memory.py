@@ -95,7 +95,8 @@ class Staging:
     """Hands integers of one step to the device in a single copy, without waiting and without allocating.
 
     Each tensor is written to pinned host memory and has the same place in the device's mirror of it. There are two
-    host buffers: the next step is written while the copy of the last one may still be running. size: int32 elements.
+    host buffers: the next step is written while the last one may still be read. A step is `begin`, `put` for each
+    tensor, `upload`, and `end` when all that reads the host's part has been issued. size: int32 elements.
     """
 
     def __init__(self, memory: Memory, size: int) -> None:
@@ -125,6 +126,9 @@ class Staging:
         """Copy all that was put since `begin`."""
         with self._memory.on_stream():
             self._device[: self._used].copy_(self._hosts[self._turn][: self._used], non_blocking=True)
+
+    def end(self) -> None:
+        """The host buffer is free again once the stream has come here."""
         self._marks[self._turn].set()
 
 

@@ -76,6 +76,7 @@ class KVPool:
         rows = (where // self.block_size, where % self.block_size, torch.tensor(positions, dtype=torch.int32))
         homes = [self._staging.put(row)[1] for row in rows]
         self._staging.upload()
+        self._staging.end()
         return homes
 
     def _turn(self, keys: torch.Tensor, positions: torch.Tensor, *, back: bool) -> torch.Tensor:

@@ -100,6 +100,7 @@ class TrtllmRunner:
         self._staging.upload()
         bound["cache_indirection"] = bound["cache_indirection"][: len(inputs.cache_lens)]
         self.session.run(bound, {"logits": self._logits})
+        self._staging.end()
         return DeviceLogits(self._logits[: len(step.tensors["last_token_ids"])], step.logits_rows)
 
     def read_keys(self, slots: list[int], positions: list[int]) -> torch.Tensor:

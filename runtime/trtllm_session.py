@@ -73,7 +73,7 @@ class TrtSession:
 
     def output_width(self, name: str) -> int:
         """The last dimension of an output."""
-        return int(self._engine.get_tensor_shape(name)[-1])
+        return int(tuple(self._engine.get_tensor_shape(name))[-1])
 
     def dtype(self, name: str) -> torch.dtype:
         """Type of an input or output."""

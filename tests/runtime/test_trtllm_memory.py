@@ -38,6 +38,7 @@ def test_a_step_is_written_beside_the_last_ones_copy() -> None:
         staging.begin()
         homes.append(staging.put(torch.tensor([value], dtype=torch.int32))[0])
         staging.upload()
+        staging.end()
     assert homes[1].item() == 1, "the last step's host tensors may still be being read"
     assert homes[0].data_ptr() == homes[2].data_ptr() != homes[1].data_ptr()
     assert len(memory.allocations) == 3
@@ -93,3 +94,38 @@ def test_an_fp8_pool_stores_one_byte_at_each_layers_scale() -> None:
     torch.testing.assert_close(pool.read_keys([7], [0])[0, :, 0, 0], torch.full((3,), 96.0))
     pool.write_keys([7], [0], keys * 100)
     assert stored[1, 0, 0, 0, 3, 0].float() == 448, "beyond the range is saturated, never NaN"
+
+
+class Stream:
+    """Counts what is issued; in place of CUDA's."""
+
+    def __init__(self) -> None:
+        self.issued = 0
+        self.waits: list[int] = []
+
+
+class RecordedMark:
+    """In place of CUDA's event."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream, self.at = stream, 0
+
+    def set(self) -> None:
+        self.at = self.stream.issued
+
+    def wait(self) -> None:
+        self.stream.waits.append(self.at)
+
+
+def test_a_host_buffer_is_written_again_only_after_all_that_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Step n waits for step n - 2 as a whole, the engine's pass included, and never for step n - 1."""
+    stream, memory = Stream(), Memory("cpu")
+    monkeypatch.setattr(memory, "mark", lambda: RecordedMark(stream))
+    staging = Staging(memory, 64)
+    for _ in range(4):
+        staging.begin()
+        staging.put(torch.zeros(1, dtype=torch.int32))
+        staging.upload()
+        stream.issued += 10  # the pass
+        staging.end()
+    assert stream.waits == [0, 0, 10, 20]
