@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from magicdec.builder.build import build_pair
+from magicdec.builder.config import config_names, load_config
 from magicdec.builder.trtllm_compile import compile_engines
 from magicdec.builder.trtllm_plan import EnginePlan, plan_engines, read_checkpoint
 from magicdec.errors import BuildError, ConfigError
@@ -239,3 +240,11 @@ def test_the_gpu_here_must_be_the_one_named(
     monkeypatch.setenv("MAGICDEC_STANDIN_SM", str(here))
     with pytest.raises(BuildError, match=text):
         build_once(tmp_path, config(gpu=gpu))
+
+
+@pytest.mark.parametrize("name", config_names())
+def test_shipped_configurations_break_no_rule(name: str) -> None:
+    shipped = load_config(name)
+    roles: tuple[Role, ...] = ("target", "draft") if shipped.draft.kind == "model" else ("target",)
+    checkpoints: dict[Role, dict[str, Any]] = {role: CHECKPOINT | {"dtype": shipped.dtype} for role in roles}
+    assert set(plan_engines(shipped, checkpoints)) == set(roles)
