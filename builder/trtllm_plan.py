@@ -92,8 +92,8 @@ def _plan(config: PairConfig, role: Role, checkpoint: Mapping[str, Any], sm: int
 def _build_options(config: PairConfig, role: Role) -> dict[str, Any]:
     """A target verifies max_draft_len tokens a sequence; a draft reads a bounded view, one row of logits each.
 
-    max_input_len bounds nothing where rows are packed and context attention is fused, but scratch memory is sized by it:
-    a context has at most max_num_tokens rows.
+    max_input_len bounds nothing where rows are packed and context attention is fused, but scratch memory is sized by
+    it: a context has at most max_num_tokens rows.
     """
     target = role == "target"
     max_seq_len = config.max_seq_len if target else config.draft_budget
