@@ -28,6 +28,7 @@ JOIN_TIMEOUT: Final = 300  # seconds for all ranks to start
 TIMEOUT: Final = 600.0  # seconds for one exchange in the middle of a pass
 _TEXT_BYTES: Final = 2000
 _YIELD_FOR: Final = 0.005  # seconds of waiting after which a rank begins to sleep
+_LAST_WORDS: Final = 0.5  # seconds; what a launcher has not read yet of a rank's output is lost when the ranks end
 _LOOK_EVERY: Final = 0.5  # seconds between two looks at whether the other ranks live
 # What launchers tell the processes that they start: MPICH and its kin (hydra, Intel MPI), Open MPI.
 _LAUNCHERS: Final = {"PMI_SIZE": "PMI_RANK", "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_RANK"}
@@ -62,6 +63,7 @@ class Ranks:
         mine = _process_state(os.getpid())
         me = Peer(self.rank, socket.gethostname(), os.getpid(), mine and mine[1])
         peers: list[Peer] = comm.allgather(me)
+        self._pending: MPI.Request | None = None
         self.others = [peer for peer in peers if peer.rank != self.rank]
         local = [peer for peer in peers if peer.host == me.host]
         self.local_rank, self.num_local = local.index(me), len(local)
@@ -95,6 +97,7 @@ class Ranks:
         """Poll until done. EngineError if another rank's process is gone, or after `timeout` seconds."""
         start = time.monotonic()
         look = start + _LOOK_EVERY
+        self._pending = request  # holds the buffers, which MPI may write to even after an error here
         while not request.Test():
             now = time.monotonic()
             if now - start < _YIELD_FOR:
@@ -122,6 +125,7 @@ class Ranks:
         _log.critical("rank %d failed while %s: %s; all ranks end", self.rank, doing, cause, exc_info=trace)
         sys.stdout.flush()
         sys.stderr.flush()
+        time.sleep(_LAST_WORDS)
         self.comm.Abort(1)
         raise SystemExit(1)
 

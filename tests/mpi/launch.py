@@ -10,7 +10,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 MPIEXEC = Path(sys.executable).parent / "mpiexec"
-NO_CLEANUP = ("-disable-auto-cleanup",)  # the launcher leaves the other ranks alone when one dies
+# Started so, a rank that dies is not noticed by the launcher for some seconds, as if it ran inside of a server.
+HIDDEN = ("sh", "-c", '"$@"; code=$?; sleep 5; exit $code', "sh")
 
 
 @dataclass(frozen=True)
@@ -23,10 +24,10 @@ class Ended:
 
 
 def run_ranks(
-    num_ranks: int, module: str, *args: object, options: Sequence[str] = (), stdin: str = "", timeout: float = 60
+    num_ranks: int, module: str, *args: object, within: Sequence[str] = (), stdin: str = "", timeout: float = 60
 ) -> Ended:
     """Run `python -m module args` on so many ranks; fails the test if they have not ended after `timeout` seconds."""
-    command = [str(MPIEXEC), *options, "-n", str(num_ranks), sys.executable, "-m", module, *map(str, args)]
+    command = [str(MPIEXEC), "-n", str(num_ranks), *within, sys.executable, "-m", module, *map(str, args)]
     return run(command, stdin=stdin, timeout=timeout)
 
 

@@ -1,0 +1,63 @@
+"""Starting with mpiexec: the command line on several ranks, and as many ranks as the engine was built for."""
+
+import json
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from magicdec.runtime.llm import LLM
+from magicdec.runtime.sampling_params import SamplingParams
+from tests.mpi.launch import run, run_ranks
+from tests.mpi.pairs import build
+
+PROMPT = "the rain in the"
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("engines")
+
+
+def options(engine: Path) -> list[str]:
+    return ["generate", "--engine", str(engine), "--prompt-file", "-", "--temperature", "0", "--max-tokens", "12"]
+
+
+def test_generate_reads_and_prints_on_rank_0_alone(directory: Path) -> None:
+    ended = run_ranks(2, "magicdec", *options(build(directory, "self", 2)), "--ignore-eos", "--json", stdin=PROMPT)
+    assert ended.returncode == 0, ended
+    answer = json.loads(ended.stdout)  # one object: no other rank has printed one
+    llm = LLM(build(directory, "self", 1))
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    assert answer["outputs"][0]["token_ids"] == llm.generate([PROMPT], params)[0].outputs[0].token_ids
+    assert ended.stderr.count("prompt tokens in") == 1
+
+
+def test_too_many_ranks_are_refused_with_the_command_to_run(directory: Path) -> None:
+    command = ["-m", "magicdec", *options(build(directory, "self", 2))]
+    ended = run_ranks(3, "magicdec", *command[2:], stdin=PROMPT)
+    assert ended.returncode == 2, ended
+    assert ended.stderr.count("was built for 2 tensor-parallel ranks, and 3 run") == 1
+    assert f"start it with: mpiexec -n 2 {shlex.join([sys.executable, *command])}" in ended.stderr
+
+
+def test_an_engine_for_one_rank_is_refused_on_two(directory: Path) -> None:
+    command = ["-m", "magicdec", *options(build(directory, "self", 1))]
+    ended = run_ranks(2, "magicdec", *command[2:], stdin=PROMPT)
+    assert ended.returncode == 2, ended
+    assert "was built for 1 tensor-parallel rank, and 2 run; start it with: " in ended.stderr
+    assert f"start it with: {shlex.join([sys.executable, *command])}" in ended.stderr
+
+
+def test_no_launcher_at_all(directory: Path) -> None:
+    command = [sys.executable, "-m", "magicdec", *options(build(directory, "self", 2))]
+    ended = run(command, stdin=PROMPT)
+    assert ended.returncode == 2, ended
+    assert f"and 1 runs; start it with: mpiexec -n 2 {shlex.join(command)}" in ended.stderr
+
+
+def test_a_bad_option_ends_all_ranks_with_one_message(directory: Path) -> None:
+    ended = run_ranks(2, "magicdec", "generate", "--engine", str(directory), "--prompt", "a", "--prompt-file", "b")
+    assert ended.returncode == 2, ended
+    assert ended.stderr.count("both --prompt and --prompt-file are given") == 1
