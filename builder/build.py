@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
-from magicdec.builder.calibrate import CalibrationText, calibrate, calibration_sequences, load_text
+from magicdec.builder.calibrate import Calibration, CalibrationText, calibrate, calibration_sequences, load_text
 from magicdec.builder.config import resolve_config
 from magicdec.builder.convert import write_rank
 from magicdec.builder.model_spec import ModelSpec
@@ -201,7 +201,7 @@ def _write_checkpoint(
 ) -> dict[str, FileRecord]:
     """config.json and weights, beside the tokenizer; returns the records of all files."""
     spec, tp_size, storage = source.spec, config.tp_size_of(role), Storage.of(config, role)
-    scales = _calibrate(role, source, storage, directory / TOKENIZER_FILE, text, report)
+    fp8 = _calibrate(role, source, storage, directory, text, report)
     _write_text(directory / "config.json", json.dumps(_checkpoint_config(spec, config, role), indent=2))
     files = {path.name: _record(path) for path in directory.iterdir()}
     done, total = 0, disk_bytes(spec, tp_size, storage)
@@ -215,8 +215,10 @@ def _write_checkpoint(
     for rank in range(tp_size):
         path = directory / f"rank{rank}.safetensors"
         files[path.name] = write_rank(
-            source, path, rank=rank, tp_size=tp_size, storage=storage, scales=scales, on_bytes=on_bytes
+            source, path, rank=rank, tp_size=tp_size, storage=storage, fp8=fp8, on_bytes=on_bytes
         )
+    if fp8 is not None:
+        shutil.rmtree(fp8.directory)
     return files
 
 
@@ -256,11 +258,14 @@ def _record(path: Path) -> FileRecord:
 
 
 def _calibrate(
-    role: Role, source: TensorSource, storage: Storage, tokenizer: Path, text: CalibrationText, report: OnProgress
-) -> dict[str, float]:
-    """The model's FP8 scales by name; none where nothing is FP8."""
+    role: Role, source: TensorSource, storage: Storage, directory: Path, text: CalibrationText, report: OnProgress
+) -> Calibration | None:
+    """The model's FP8 scales and weights, these in a folder beside `directory`; None where nothing is FP8."""
     if not storage.needs_calibration:
-        return {}
+        return None
+    sequences = calibration_sequences(text, directory / TOKENIZER_FILE, source.spec.vocab_size)
+    scratch = directory.parent / f"{role}-fp8"
+    scratch.mkdir()
     done, total = 0, source.spec.num_layers
 
     def on_layer() -> None:
@@ -269,7 +274,7 @@ def _calibrate(
         report(f"calibrate {role}", done, total)
 
     report(f"calibrate {role}", 0, total)
-    return calibrate(source, storage, calibration_sequences(text, tokenizer, source.spec.vocab_size), on_layer)
+    return calibrate(source, storage, sequences, scratch, on_layer)
 
 
 def _write_text(path: Path, text: str) -> None:

@@ -1,4 +1,4 @@
-"""FP8 scales of a model, from one pass over text with observers on its linear layers and its cache.
+"""FP8 scales and weights of a model, from one pass over text with observers on its linear layers and its cache.
 
 The pass is that of `runtime.torch_model`, which executes checkpoints: besides the manifest this is the one place where
 the builder uses the runtime, since a second implementation of the same model could only differ from it. Layers are
@@ -6,17 +6,21 @@ read one at a time, so memory holds one layer and the text's activations, whatev
 makes the same kind of scales, but needs the model whole, as a Hugging Face module.)
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 
 from magicdec.builder.convert import read_tensor
-from magicdec.builder.shard import plan_rank
+from magicdec.builder.rounding import InputStatistics, round_to_fp8
+from magicdec.builder.shard import OutputTensor, plan_rank
 from magicdec.builder.source import TensorSource
 from magicdec.builder.storage import INPUT_SCALE, KV_SCALE, WEIGHT_SCALE, Storage
-from magicdec.errors import CheckpointError, ConfigError
+from magicdec.errors import BuildError, CheckpointError, ConfigError
 from magicdec.plugins.fp8 import FP8_MAX
 from magicdec.plugins.linear import DenseLinear, Linear
 from magicdec.runtime.kv_cache import KVCache
@@ -71,27 +75,52 @@ def calibration_sequences(text: CalibrationText, tokenizer_file: Path, vocab_siz
     return [prefix + ids[start : start + size] for start in range(0, min(len(ids), CALIBRATION_TOKENS), size)]
 
 
+@dataclass(frozen=True)
+class Calibration:
+    """What calibration found: scales by their names in a checkpoint, and FP8 weights by the source's names."""
+
+    scales: dict[str, float]
+    directory: Path
+    files: dict[str, str]
+
+    def read(self, name: str, rows: tuple[int, int], columns: tuple[int, int] | None) -> torch.Tensor:
+        """Rows, and columns if not all, of one of the source's matrices as it was rounded to FP8."""
+        with safe_open(self.directory / self.files[name], framework="pt") as file:
+            piece = file.get_slice(name)
+            out = piece[rows[0] : rows[1]] if columns is None else piece[rows[0] : rows[1], columns[0] : columns[1]]
+        assert isinstance(out, torch.Tensor)
+        return out
+
+
 @torch.inference_mode()
 def calibrate(
-    source: TensorSource, storage: Storage, sequences: Sequence[Sequence[int]], on_layer: Callable[[], None]
-) -> dict[str, float]:
-    """The scales that `storage` calls for, by their names in a checkpoint; on_layer is called after each layer.
+    source: TensorSource,
+    storage: Storage,
+    sequences: Sequence[Sequence[int]],
+    scratch: Path,
+    on_layer: Callable[[], None],
+) -> Calibration:
+    """The scales that `storage` calls for, and the weights in FP8, written to the folder `scratch` layer by layer.
 
     A scale is the largest magnitude over 448. fc and gate share one for their weights, so that kernels which join them
-    can take both as they are. The pass computes in float32.
+    can take both as they are. The pass computes in float32. on_layer is called after each layer.
     """
     config = ModelConfig.from_checkpoint(source.spec.to_trtllm("float32", 1))
-    scales: dict[str, float] = {}
+    found = Calibration({}, scratch, {})
     tensors = {tensor.name: tensor for tensor in plan_rank(source.spec, 0, 1)}
 
     def layers() -> Iterator[Layer]:
         for index in range(config.num_layers):
-            names = [name for name in tensors if name.startswith(f"transformer.layers.{index}.")]
-            weights = {name: read_tensor(source, tensors[name], torch.float32) for name in names}
-            layer, watches = _watch(Layer.from_checkpoint(weights, index))
-            yield layer
-            if storage.fp8_weights:
-                scales.update(_linear_scales(index, watches))
+            prefix = f"transformer.layers.{index}."
+            mine = {name: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+            weights = {name: read_tensor(source, tensor, torch.float32) for name, tensor in mine.items()}
+            layer = Layer.from_checkpoint(weights, index)
+            watches = _Watches(layer) if storage.fp8_weights else None
+            yield watches.layer if watches is not None else layer
+            if watches is not None:
+                scales, rounded = watches.quantise()
+                found.scales.update({prefix + name: scale for name, scale in scales.items()})
+                _save(found, f"layer{index}.safetensors", {mine[prefix + n]: w for n, w in rounded.items()})
             on_layer()
 
     names = ("transformer.vocab_embedding.weight", "transformer.ln_f.weight")
@@ -102,10 +131,25 @@ def calibrate(
     model.forward(pack([_sequence(*entry) for entry in enumerate(sequences)]), cache, SEQUENCE_TOKENS)
     if storage.fp8_kv:
         for index, largest in enumerate(cache.largest):
-            scales[f"transformer.layers.{index}.attention.{KV_SCALE}"] = fp8_scale(largest)
-    if not all(torch.isfinite(torch.tensor(scale)) for scale in scales.values()):
+            found.scales[f"transformer.layers.{index}.attention.{KV_SCALE}"] = fp8_scale(largest)
+    if not all(math.isfinite(scale) for scale in found.scales.values()):
         raise CheckpointError(f"{source.path}: the model computes NaN or infinity on the calibration text.")
-    return scales
+    return found
+
+
+def _save(found: Calibration, file: str, rounded: dict[OutputTensor, torch.Tensor]) -> None:
+    """Write a layer's matrices by the source's names, from which each rank takes its rows and columns."""
+    parts = {}
+    for tensor, matrix in rounded.items():
+        sizes = [piece.rows[1] - piece.rows[0] for piece in tensor.pieces]
+        for piece, part in zip(tensor.pieces, torch.split(matrix, sizes), strict=True):
+            assert piece.source is not None
+            parts[piece.source] = part.contiguous()
+    try:
+        save_file(parts, found.directory / file)
+    except (OSError, SafetensorError) as error:
+        raise BuildError(f"{found.directory / file} could not be written: {error}") from error
+    found.files.update(dict.fromkeys(parts, file))
 
 
 def fp8_scale(largest: float) -> float:
@@ -128,42 +172,46 @@ def _sequence(index: int, token_ids: Sequence[int]) -> SequenceInput:
 
 
 class _Watched:
-    """A linear layer that notes the largest magnitude of its weights and of what it is given."""
+    """A linear layer that notes what it is given: the largest magnitude, and the second moments [in, in]."""
 
     def __init__(self, linear: Linear) -> None:
         assert isinstance(linear, DenseLinear)
         self.linear = linear
-        self.largest_weight = linear.weight.abs().max().item()
         self.largest_input = 0.0
+        self.moments = torch.zeros(())
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         self.largest_input = max(self.largest_input, x.abs().max().item())
+        self.moments = self.moments + x.T @ x
         return self.linear(x)
 
 
-def _watch(layer: Layer) -> tuple[Layer, dict[str, _Watched]]:
-    """The layer with watched linear layers, and these by their names in a checkpoint."""
-    watched = {name: _Watched(getattr(layer, name)) for name in ("qkv", "dense", "gate", "up", "down")}
-    names = {"qkv": "attention.qkv", "dense": "attention.dense", "gate": "mlp.fc", "up": "mlp.gate", "down": "mlp.proj"}
-    watches = {names[name]: watch for name, watch in watched.items()}
-    return replace(
-        layer,
-        qkv=watched["qkv"],
-        dense=watched["dense"],
-        gate=watched["gate"],
-        up=watched["up"],
-        down=watched["down"],
-    ), watches
+class _Watches:
+    """The linear layers of a decoder layer, watched. gate and up are given the same."""
 
+    def __init__(self, layer: Layer) -> None:
+        self.qkv, self.dense = _Watched(layer.qkv), _Watched(layer.dense)
+        self.gate, self.down = _Watched(layer.gate), _Watched(layer.down)
+        assert isinstance(layer.up, DenseLinear)
+        self.up = layer.up
+        self.layer = replace(layer, qkv=self.qkv, dense=self.dense, gate=self.gate, down=self.down)
 
-def _linear_scales(index: int, watches: dict[str, _Watched]) -> dict[str, float]:
-    weights = {name: watch.largest_weight for name, watch in watches.items()}
-    weights["mlp.fc"] = weights["mlp.gate"] = max(weights["mlp.fc"], weights["mlp.gate"])
-    scales = {}
-    for name, watch in watches.items():
-        scales[f"transformer.layers.{index}.{name}.{WEIGHT_SCALE}"] = fp8_scale(weights[name])
-        scales[f"transformer.layers.{index}.{name}.{INPUT_SCALE}"] = fp8_scale(watch.largest_input)
-    return scales
+    def quantise(self) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
+        """After the pass: scales and FP8 weights by their names in a checkpoint, without the layer's prefix."""
+        scales: dict[str, float] = {}
+        rounded: dict[str, torch.Tensor] = {}
+        for names, watch, matrices in (
+            (("attention.qkv.",), self.qkv, [self.qkv.linear.weight]),
+            (("attention.dense.",), self.dense, [self.dense.linear.weight]),
+            (("mlp.fc.", "mlp.gate."), self.gate, [self.gate.linear.weight, self.up.weight]),
+            (("mlp.proj.",), self.down, [self.down.linear.weight]),
+        ):
+            scale = fp8_scale(max(matrix.abs().max().item() for matrix in matrices))
+            inputs = InputStatistics(watch.moments)
+            for name, matrix in zip(names, matrices, strict=True):
+                scales |= {name + WEIGHT_SCALE: scale, name + INPUT_SCALE: fp8_scale(watch.largest_input)}
+                rounded[name + "weight"] = round_to_fp8(matrix, scale, inputs)
+        return scales, rounded
 
 
 class _WatchedCache(KVCache):

@@ -2,15 +2,16 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
 from magicdec.builder.safetensors_writer import SafetensorsWriter
 from magicdec.builder.shard import OutputTensor, Piece
 from magicdec.builder.source import TensorSource
-from magicdec.builder.storage import WEIGHT_SCALE, Storage, stored_tensors
+from magicdec.builder.storage import Storage, stored_tensors
 from magicdec.errors import CheckpointError
-from magicdec.plugins.fp8 import FP8, to_fp8
+from magicdec.plugins.fp8 import FP8
 from magicdec.runtime.manifest import DtypeName, FileRecord, KvDtypeName
 
 # Elements in memory at a time: 64 MiB of float32. Peak memory is a small multiple of it, whatever the model's size.
@@ -23,6 +24,15 @@ TORCH_DTYPES: dict[DtypeName, torch.dtype] = {
 _STORED: dict[KvDtypeName, torch.dtype] = {name: dtype for name, dtype in TORCH_DTYPES.items()} | {"fp8": FP8}
 
 
+class Fp8Model(Protocol):
+    """Scales by their names in a checkpoint, and FP8 matrices by the source's names."""
+
+    @property
+    def scales(self) -> Mapping[str, float]: ...
+
+    def read(self, name: str, rows: tuple[int, int], columns: tuple[int, int] | None) -> torch.Tensor: ...
+
+
 def write_rank(
     source: TensorSource,
     path: Path,
@@ -30,24 +40,24 @@ def write_rank(
     rank: int,
     tp_size: int,
     storage: Storage,
-    scales: Mapping[str, float] | None = None,
+    fp8: Fp8Model | None = None,
     on_bytes: Callable[[int], None] | None = None,
 ) -> FileRecord:
     """Write rank{rank}.safetensors as `storage` says; on_bytes is told the size of each piece written.
 
-    scales: of the whole model, by name, where something is stored in FP8. CheckpointError where a weight is not a
-    finite number in its dtype, BuildError where the disk is full.
+    fp8: scales and weights of the whole model, where something is stored in FP8. CheckpointError where a weight is not
+    a finite number in its dtype, BuildError where the disk is full.
     """
-    scales = scales or {}
     plan = stored_tensors(source.spec, rank, tp_size, storage)
     entries = [(tensor.name, tensor.shape, _STORED[tensor.dtype]) for tensor in plan]
     with SafetensorsWriter(path, entries) as writer:
         for tensor in plan:
             if tensor.data is None:
-                pieces = iter([torch.tensor([scales[tensor.name]], dtype=torch.float32)])
+                assert fp8 is not None
+                pieces = iter([torch.tensor([fp8.scales[tensor.name]], dtype=torch.float32)])
             elif tensor.dtype == "fp8":
-                scale = scales[tensor.name.removesuffix("weight") + WEIGHT_SCALE]
-                pieces = (to_fp8(piece, scale) for piece in _pieces(source, tensor.data, torch.float32))
+                assert fp8 is not None
+                pieces = (fp8.read(p.source or "", p.rows, p.columns) for p in _chunks(tensor.data))
             else:
                 pieces = _pieces(source, tensor.data, _STORED[tensor.dtype])
             for data in pieces:

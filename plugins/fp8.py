@@ -25,6 +25,5 @@ def from_fp8(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     if x.device.type != "cpu":
         return x.to(dtype)
     bits = x.view(torch.int8).to(torch.int16).bitwise_left_shift_(7).bitwise_and_(-0x4080)
-    nans = 0x7F << 7
-    out = bits.view(torch.float16).to(dtype).mul_(256)
-    return out.masked_fill_((bits & nans) == nans, torch.nan)
+    nans = bits.bitwise_and(0x7F << 7) == 0x7F << 7  # before `bits`, which may be the result's own memory, is scaled
+    return bits.view(torch.float16).to(dtype).mul_(256).masked_fill_(nans, torch.nan)

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from magicdec.builder.build import build_pair
-from magicdec.runtime.manifest import DraftConfig, PairConfig
+from magicdec.runtime.manifest import DraftConfig, PairConfig, QuantizationConfig
 from tests.tiny_models import write_tiny_checkpoint
 
 Drafter = Literal["self", "ngram", "in_cache", "absolute"]
@@ -22,10 +22,14 @@ def tiny_pair(
     max_seq_len: int = 1024,
     tp_size: int = 1,
     draft_tp: int | None = None,
+    fp8: bool = False,
     **checkpoint: Any,
 ) -> Path:
-    """Build a pair under `directory` (once) and return it. A window of 32 tokens in blocks of 16, 4 sinks."""
-    output = directory / f"pair-{drafter}-{tp_size}-{draft_tp}"
+    """Build a pair under `directory` (once) and return it. A window of 32 tokens in blocks of 16, 4 sinks.
+
+    fp8: weights and KV of target and draft.
+    """
+    output = directory / f"pair-{drafter}-{tp_size}-{draft_tp}{'-fp8' if fp8 else ''}"
     if output.exists():
         return output
     target = write_tiny_checkpoint(directory / "target", **checkpoint)
@@ -36,12 +40,17 @@ def tiny_pair(
         max_draft_len=8,
         sink_positions=drafter if separate else None,  # type: ignore[arg-type]
         tp_size=draft_tp,
+        kv_cache_dtype="fp8" if fp8 and separate else "auto",
     )
     config = PairConfig(
         name="tiny",
         target="random",
         draft=draft,
         dtype="float32",
+        kv_cache_dtype="fp8" if fp8 else "auto",
+        quantization=QuantizationConfig(target="fp8", draft="fp8" if separate else None)
+        if fp8
+        else QuantizationConfig(),
         block_size=BLOCK,
         max_batch_size=4,
         max_seq_len=max_seq_len,

@@ -29,15 +29,20 @@ def build_target(checkpoint: Path, output: Path, **options: Any) -> Path:
 def rejoin(directory: Path, config: dict[str, Any]) -> dict[str, torch.Tensor]:
     """The tensors of all ranks as one rank would hold them, by what the format says about each kind of tensor.
 
-    config: the folder's config.json.
+    config: the folder's config.json. FP8 tensors come as int8.
     """
     tp = config["mapping"]["tp_size"]
     ranks = [load_file(directory / f"rank{rank}.safetensors") for rank in range(tp)]
-    return {name: _join(name, [rank[name] for rank in ranks], config) for name in ranks[0]}
+    return {name: _join(name, [_as_bytes(rank[name]) for rank in ranks], config) for name in ranks[0]}
+
+
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """FP8 as int8, with which PyTorch can do everything."""
+    return tensor.view(torch.int8) if tensor.dtype == torch.float8_e4m3fn else tensor
 
 
 def _join(name: str, parts: list[torch.Tensor], config: dict[str, Any]) -> torch.Tensor:
-    if "attention.qkv" in name:
+    if "attention.qkv" in name and not name.endswith("_scaling_factor"):
         return _join_qkv(parts, config)
     if name.endswith(("attention.dense.weight", "mlp.proj.weight")):
         return torch.cat(parts, dim=1)
