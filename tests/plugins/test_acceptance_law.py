@@ -1,14 +1,17 @@
 """The fused acceptance has the law of the target alone; and faults that are planted in its source break it."""
 
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
 
 from magicdec.plugins import acceptance
+from magicdec.runtime import rejection
 from magicdec.runtime.draws import gumbel
 from magicdec.runtime.rejection import VerifyOutput
 from tests import law
@@ -73,6 +76,24 @@ def test_joint_law_is_the_targets_own(case: tuple[Table, Table, int]) -> None:
 
 def test_law_over_several_blocks() -> None:
     assert steep_error(acceptance) < law.TOLERANCE
+
+
+@pytest.mark.parametrize("spread", [0.3, 1.0, 4.0], ids=["flat", "usual", "peaked"])
+def test_law_of_a_real_vocabulary(spread: float) -> None:
+    """The docs' figures: how far the law is from a softmax's, and how often a draw falls between the two."""
+    rng = np.random.default_rng(0)
+    logits = torch.from_numpy(rng.normal(size=128_256) * spread).bfloat16()
+    row = acceptance._Row(logits, math.log2(math.e), acceptance.BLOCK_SIZE)
+    weights = row.weights().double()
+    exact, single = logits.double().softmax(-1), logits.float().softmax(-1).double()
+    assert law.total_variation(weights / weights.sum(), exact) < 1e-8  # at most V * 2 ** -44
+    assert law.total_variation(weights / weights.sum(), single / single.sum()) < torch.finfo(torch.float32).eps
+    draws = rng.random(5000)
+    assert sum(row.sample(u) != rejection.sample(exact, u) for u in draws[:500]) == 0
+    found = torch.tensor([row.sample(u) for u in draws])
+    cumulative = single.cumsum(0)
+    between = found != torch.searchsorted(cumulative, torch.from_numpy(draws) * cumulative[-1], right=True)
+    assert int(between.sum()) <= 3
 
 
 FAULTS = {
