@@ -1,6 +1,7 @@
 """The draft's memory does not grow with the context: read off the allocators, not computed."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,13 @@ from magicdec.runtime.torch_runner import TorchRunner
 from tests.engines import BLOCK, WINDOW, tiny_pair
 
 CONTEXTS = (1024, 4096, 32768)
-SHAPE = {"num_layers": 1, "num_heads": 1, "num_kv_heads": 1, "hidden_size": 16, "max_position_embeddings": 65536}
+SHAPE: dict[str, Any] = {
+    "num_layers": 1,
+    "num_heads": 1,
+    "num_kv_heads": 1,
+    "hidden_size": 16,
+    "max_position_embeddings": 65536,
+}
 
 
 def used_during(llm: LLM, context: int, num_draft_tokens: int) -> tuple[int, int]:
