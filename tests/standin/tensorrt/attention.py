@@ -24,7 +24,6 @@ class _Pool:
 
     address: int
     layer: int
-    num_layers: int
     offsets: torch.Tensor  # [B, 2, max_blocks]
     tokens_per_block: int
     num_kv_heads: int
@@ -175,7 +174,6 @@ def _pool(named: Named, attrs: dict[str, Any]) -> _Pool:
     return _Pool(
         address=int(named["host_kv_cache_pool_pointers"][0, 0]),
         layer=layer,
-        num_layers=len(mapping),
         offsets=device[0],
         tokens_per_block=attrs["tokens_per_block"],
         num_kv_heads=attrs["num_kv_heads"],

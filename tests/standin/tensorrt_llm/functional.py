@@ -1,6 +1,5 @@
 """Operations: each records one node, and refuses what a strongly typed network refuses."""
 
-import enum
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,52 +10,11 @@ import torch
 from ._common import default_net
 from ._utils import str_dtype_to_trt
 from .api import SYMBOLS, arguments
+from .enums import AttentionMaskType, LayerNormType, PositionEmbeddingType, RotaryScalingType
 from .quantization import QuantMode
 
+__all__ = ["AttentionMaskType", "LayerNormType", "PositionEmbeddingType", "RotaryScalingType"]
 _INT_TYPES = (trt.int32, trt.int64)
-
-
-class PositionEmbeddingType(enum.IntEnum):
-    learned_absolute = 0
-    rope_gptj = 1
-    rope_gpt_neox = 2
-    long_rope = 3
-    alibi = 4
-    alibi_with_scale = 5
-    relative = 6
-    chatglm = 7
-    yarn = 8
-    mrope = 9
-    deferred = 10
-
-    def is_rope(self) -> bool:
-        return self in (self.rope_gptj, self.rope_gpt_neox, self.long_rope, self.mrope)
-
-    @staticmethod
-    def from_string(s: str) -> "PositionEmbeddingType":
-        return PositionEmbeddingType[s]
-
-    def __str__(self) -> str:
-        return self.name
-
-
-class AttentionMaskType(enum.IntEnum):
-    padding = 0
-    causal = 1
-
-
-class LayerNormType(enum.IntEnum):
-    LayerNorm = 0
-    RmsNorm = 1
-    GroupNorm = 2
-
-
-class RotaryScalingType(enum.IntEnum):
-    none = 0
-    linear = 1
-    dynamic = 2
-    longrope = 3
-    llama3 = 4
 
 
 class Tensor:

@@ -9,10 +9,10 @@ import safetensors.torch
 import torch
 
 from .._common import default_net
-from .._utils import TORCH
 from ..api import SYMBOLS, arguments
 from ..functional import PositionEmbeddingType, Tensor, gather_last_token_logits
-from ..layers import Attention, AttentionParams, ColumnLinear, KeyValueCacheParams, RowLinear, fp8_linear
+from ..layers import Attention, AttentionParams, KeyValueCacheParams
+from ..linear import ColumnLinear, RowLinear, fp8_linear
 from ..mapping import Mapping
 from ..module import Module
 from ..quantization import ALGORITHMS, QuantMode
@@ -213,6 +213,3 @@ class DecoderModelForCausalLM(PretrainedModel):
         logits = self.lm_head(hidden)
         logits.mark_output("logits", self.config.logits_dtype)
         return logits
-
-
-assert TORCH
