@@ -5,18 +5,25 @@ from contextlib import contextmanager
 
 import torch
 
+from magicdec.errors import EngineError
+
 Place = str  # "device" | "host"
 ALIGNMENT = 256  # bytes; TensorRT's own demand on addresses
 
 
 class Memory:
-    """Allocates for one runner. On a CPU (the tests' stand-in) both places are ordinary memory, and nothing is async.
+    """Allocates for one runner. On a CPU (allow_cpu, for a stand-in) both places are ordinary memory, nothing is async.
 
     `allocations` lists (address, bytes, "device" or "host") of everything allocated, which may never be freed before
     the runner is.
     """
 
-    def __init__(self, device: str = "cuda") -> None:
+    def __init__(self, device: str = "cuda", *, allow_cpu: bool = False) -> None:
+        if torch.device(device).type != "cuda" and not allow_cpu:
+            raise EngineError(
+                f"device={device!r}: TensorRT engines run on NVIDIA GPUs; leave device out or use 'cuda', or build the "
+                "pair with --backend torch"
+            )
         self.device_name = torch.device(device)
         self.is_cuda = self.device_name.type == "cuda"
         self.allocations: list[tuple[int, int, Place]] = []

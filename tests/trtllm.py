@@ -22,7 +22,7 @@ class StandinMemory(Memory):
     """Memory of a runner that executes on the stand-in."""
 
     def __init__(self, device: str = "cpu") -> None:
-        super().__init__(device)
+        super().__init__(device, allow_cpu=True)
         import_module("tensorrt").standin_memory(self)
 
 

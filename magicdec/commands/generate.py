@@ -120,7 +120,9 @@ def generate(
         Literal["bfloat16", "float16", "float32"] | None,
         typer.Option(help="Compute in this type instead of the one that was built."),
     ] = None,
-    device: Annotated[str, typer.Option(help="PyTorch device.")] = "cpu",
+    device: Annotated[
+        str | None, typer.Option(help="PyTorch device. Default: cpu, or cuda for a pair that TensorRT-LLM compiled.")
+    ] = None,
 ) -> None:
     """Generate text from one prompt with a built pair.
 

@@ -208,7 +208,7 @@ def test_bfloat16_differs_only_where_rounding_decides(pairs: Pairs, precision: s
         partings.append(parting(out, ref))
     assert worst[0] <= 2 * worst[1]
     assert mean[0] <= 1.2 * mean[1]
-    assert sum(at for at, _ in partings) > 120, "most tokens agree"
+    assert sum(at for at, _ in partings) > 60, "tokens agree until rounding decides"
     assert max(margin for _, margin in partings) <= 2 * worst[1]
     assert accepted(outputs) > 50
 

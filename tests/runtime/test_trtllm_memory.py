@@ -3,20 +3,26 @@
 import pytest
 import torch
 
+from magicdec.errors import EngineError
 from magicdec.plugins.rotary import Rotary, rotate
 from magicdec.runtime.trtllm_memory import Memory, Staging
 from magicdec.runtime.trtllm_pool import KVPool
 
 
 def test_every_allocation_is_noted_with_its_place() -> None:
-    memory = Memory("cpu")
+    memory = Memory("cpu", allow_cpu=True)
     device, host = memory.device((3, 4), torch.int32), memory.host((5,), torch.int64)
     assert memory.allocations == [(device.data_ptr(), 48, "device"), (host.data_ptr(), 40, "host")]
     assert memory.stream == 0
 
 
+def test_engines_run_on_gpus_only() -> None:
+    with pytest.raises(EngineError, match="device='cpu': TensorRT engines run on NVIDIA GPUs"):
+        Memory("cpu")
+
+
 def test_staging_hands_over_each_tensor_in_its_place() -> None:
-    memory = Memory("cpu")
+    memory = Memory("cpu", allow_cpu=True)
     staging = Staging(memory, 192)
     staging.begin()
     first = staging.put(torch.arange(6, dtype=torch.int32).view(2, 3))
@@ -31,7 +37,7 @@ def test_staging_hands_over_each_tensor_in_its_place() -> None:
 
 
 def test_a_step_is_written_beside_the_last_ones_copy() -> None:
-    memory = Memory("cpu")
+    memory = Memory("cpu", allow_cpu=True)
     staging = Staging(memory, 64)
     homes = []
     for value in range(3):
@@ -45,7 +51,7 @@ def test_a_step_is_written_beside_the_last_ones_copy() -> None:
 
 
 def test_staging_refuses_more_than_it_was_sized_for() -> None:
-    staging = Staging(Memory("cpu"), 64)
+    staging = Staging(Memory("cpu", allow_cpu=True), 64)
     staging.begin()
     staging.put(torch.zeros(1, dtype=torch.int32))
     with pytest.raises(AssertionError, match="staging"):
@@ -54,7 +60,7 @@ def test_staging_refuses_more_than_it_was_sized_for() -> None:
 
 def make_pool(scales: torch.Tensor | None = None) -> KVPool:
     return KVPool(
-        Memory("cpu"),
+        Memory("cpu", allow_cpu=True),
         num_blocks=6,
         num_layers=2,
         num_kv_heads=3,
@@ -119,7 +125,7 @@ class RecordedMark:
 
 def test_a_host_buffer_is_written_again_only_after_all_that_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Step n waits for step n - 2 as a whole, the engine's pass included, and never for step n - 1."""
-    stream, memory = Stream(), Memory("cpu")
+    stream, memory = Stream(), Memory("cpu", allow_cpu=True)
     monkeypatch.setattr(memory, "mark", lambda: RecordedMark(stream))
     staging = Staging(memory, 64)
     for _ in range(4):
