@@ -31,7 +31,7 @@ _YIELD_FOR: Final = 0.005  # seconds of waiting after which a rank begins to sle
 _LAST_WORDS: Final = 0.5  # seconds; what a launcher has not read yet of a rank's output is lost when the ranks end
 _LOOK_EVERY: Final = 0.5  # seconds between two looks at whether the other ranks live
 # What launchers tell the processes that they start: MPICH and its kin (hydra, Intel MPI), Open MPI.
-_LAUNCHERS: Final = {"PMI_SIZE": "PMI_RANK", "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_RANK"}
+_LAUNCHED: Final = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
 
 _log = logging.getLogger(__name__)
 
@@ -138,7 +138,7 @@ class Ranks:
 
 def num_launched() -> int:
     """How many processes a launcher says it started; 1 without one."""
-    return next((int(os.environ[size]) for size in _LAUNCHERS if size in os.environ), 1)
+    return next((int(os.environ[name]) for name in _LAUNCHED if name in os.environ), 1)
 
 
 @functools.cache

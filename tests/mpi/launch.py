@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 MPIEXEC = Path(sys.executable).parent / "mpiexec"
 # Started so, a rank that dies is not noticed by the launcher for some seconds, as if it ran inside of a server.
-HIDDEN = ("sh", "-c", '"$@"; code=$?; sleep 5; exit $code', "sh")
+HIDDEN = ("sh", "-c", '"$@"; code=$?; sleep 3; exit $code', "sh")
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,17 @@
 """Starting with mpiexec: the command line on several ranks, and as many ranks as the engine was built for."""
 
 import json
+import os
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from magicdec.errors import EngineError
 from magicdec.runtime.llm import LLM
+from magicdec.runtime.mpi import Peer, check_num_ranks, num_launched
 from magicdec.runtime.sampling_params import SamplingParams
 from tests.mpi.launch import run, run_ranks
 from tests.mpi.pairs import build
@@ -34,14 +38,6 @@ def test_generate_reads_and_prints_on_rank_0_alone(directory: Path) -> None:
     assert ended.stderr.count("prompt tokens in") == 1
 
 
-def test_too_many_ranks_are_refused_with_the_command_to_run(directory: Path) -> None:
-    command = ["-m", "magicdec", *options(build(directory, "self", 2))]
-    ended = run_ranks(3, "magicdec", *command[2:], stdin=PROMPT)
-    assert ended.returncode == 2, ended
-    assert ended.stderr.count("was built for 2 tensor-parallel ranks, and 3 run") == 1
-    assert f"start it with: mpiexec -n 2 {shlex.join([sys.executable, *command])}" in ended.stderr
-
-
 def test_an_engine_for_one_rank_is_refused_on_two(directory: Path) -> None:
     command = ["-m", "magicdec", *options(build(directory, "self", 1))]
     ended = run_ranks(2, "magicdec", *command[2:], stdin=PROMPT)
@@ -61,3 +57,34 @@ def test_a_bad_option_ends_all_ranks_with_one_message(directory: Path) -> None:
     ended = run_ranks(2, "magicdec", "generate", "--engine", str(directory), "--prompt", "a", "--prompt-file", "b")
     assert ended.returncode == 2, ended
     assert ended.stderr.count("both --prompt and --prompt-file are given") == 1
+
+
+def test_as_many_ranks_as_were_built_for() -> None:
+    check_num_ranks(2, 2, "engine")
+    with pytest.raises(EngineError, match=r"engine was built for 2 tensor-parallel ranks, and 3 run; .*mpiexec -n 2 "):
+        check_num_ranks(2, 3, "engine")
+
+
+def test_launchers_tell_how_many_they_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert num_launched() == 1
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "3")
+    assert num_launched() == 3
+    monkeypatch.setenv("PMI_SIZE", "4")
+    assert num_launched() == 4
+
+
+def test_a_process_lives_until_it_is_gone_and_is_not_taken_for_a_later_one() -> None:
+    started = started_of(os.getpid())
+    me = Peer(0, os.uname().nodename, os.getpid(), started)
+    assert me.lives()
+    assert not replace(me, started=started + 1).lives()
+    assert not replace(me, pid=2**22 + 1).lives()  # beyond the highest number
+    assert replace(me, pid=2**22 + 1, host="elsewhere").lives(), "nothing is known of it"
+    child = os.posix_spawn("/bin/true", ["true"], {})
+    while replace(me, pid=child, started=started_of(child)).lives():
+        pass
+    os.waitpid(child, 0)
+
+
+def started_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
