@@ -19,12 +19,13 @@ class Call:
 
 @dataclass(frozen=True)
 class Load(Call):
-    """Open a runner on ranks 0 .. tp_size - 1."""
+    """Open a runner on ranks 0 .. tp_size - 1. exchange: "cpu" or "cuda", where the tensors lie that they exchange."""
 
     doing: ClassVar[str] = "loading a model"
     runner: int
     spec: RunnerSpec
     tp_size: int
+    exchange: str
 
 
 @dataclass(frozen=True)

@@ -70,13 +70,16 @@ class Leader:
 
     def open(self, spec: RunnerSpec) -> OpenRunner:
         """A runner on the first ranks, as many as the engine was built for; EngineError if one of them cannot load."""
-        tp_size = load_engine(spec.engine_dir).tp_size
+        manifest = load_engine(spec.engine_dir)
+        tp_size = manifest.tp_size
         if tp_size == 1:
             return open_runner(spec)
         if tp_size > self.ranks.size:
             check_num_ranks(tp_size, self.ranks.size, spec.engine_dir)
         spec = replace(spec, engine_dir=spec.engine_dir.absolute())
-        load = Load(self.new_number(), spec, tp_size)
+        # Compiled engines exchange by themselves, and need no communicator of ours on the device.
+        exchange = torch.device(spec.device).type if manifest.backend == "torch" else "cpu"
+        load = Load(self.new_number(), spec, tp_size, exchange)
         runner = self.call(load, lambda: load_share(self.ranks, self._groups, load))
         if isinstance(runner, Exception):
             raise runner

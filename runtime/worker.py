@@ -66,7 +66,7 @@ def load_share(ranks: Ranks, groups: "Groups", load: Load) -> OpenRunner | Excep
 
     All ranks call this together.
     """
-    communicator = groups.of(load.tp_size, torch.device(load.spec.device).type)
+    communicator = groups.of(load.tp_size, load.exchange)
     runner, error = None, None
     if communicator is not None:
         device = f"cuda:{ranks.local_rank}" if load.spec.device == "cuda" else load.spec.device

@@ -166,17 +166,24 @@ def test_build_makes_an_engine_that_loads(tmp_path: Path, checkpoint: Path, conf
 
 
 def test_build_engine_is_the_same_command(
-    tmp_path: Path, checkpoint: Path, config: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    checkpoint: Path,
+    config: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     output = tmp_path / "engine"
     args = ["--target", checkpoint, "--draft", checkpoint, "--config", config, "--output", output, "--tp", 2]
-    monkeypatch.setattr(sys, "argv", ["build-engine", *map(str, args), "--dtype", "bfloat16"])
+    monkeypatch.setattr(sys, "argv", ["build-engine", *map(str, args), "--dtype", "bfloat16", "--draft-tp", "1"])
     with pytest.raises(SystemExit) as end:
         build_engine()
     assert end.value.code == 0
     built = load_pair(output).config
     assert (built.dtype, built.draft.kind, built.tp_size) == ("bfloat16", "model", 2)
     assert load_engine(output / "draft").role == "draft"
+    assert (load_engine(output / "target").tp_size, load_engine(output / "draft").tp_size) == (2, 1)
+    assert "for 2 ranks, its draft for 1. Next" in capsys.readouterr().err
+    assert "2, draft 1" in succeed("inspect", output).stdout
 
 
 def test_build_refuses_with_value_and_mend(tmp_path: Path, checkpoint: Path, config: Path, engine: Path) -> None:
