@@ -16,13 +16,16 @@ TIGHT: dict[str, Any] = {"kv_cache_tokens": 256, "max_num_tokens": 17}
 
 def main() -> None:
     output, *engines = [Path(arg) for arg in sys.argv[1:] if arg != "--twice"]
-    results = []
-    for engine in engines:
-        for options in ({}, TIGHT) if "--twice" in sys.argv else (TIGHT,):
-            llm = LLM(engine, dtype="float64", num_draft_tokens=3, **options)
-            results.append(summary(llm.generate(PROMPTS, PARAMS)))
-            llm.engine.check_integrity()
-    output.write_text(json.dumps(results))
+    runs: tuple[dict[str, Any], ...] = ({}, TIGHT) if "--twice" in sys.argv else (TIGHT,)
+    output.write_text(json.dumps([generate(engine, options) for engine in engines for options in runs]))
+
+
+def generate(engine: Path, options: dict[str, Any]) -> list[dict[str, Any]]:
+    """What PROMPTS are answered with, and how."""
+    llm = LLM(engine, dtype="float64", num_draft_tokens=3, **options)
+    outputs = llm.generate(PROMPTS, PARAMS)
+    llm.engine.check_integrity()
+    return summary(outputs)
 
 
 if __name__ == "__main__":

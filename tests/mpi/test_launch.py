@@ -13,7 +13,7 @@ from magicdec.errors import EngineError
 from magicdec.runtime.llm import LLM
 from magicdec.runtime.mpi import Peer, check_num_ranks, num_launched
 from magicdec.runtime.sampling_params import SamplingParams
-from tests.mpi.launch import run, run_ranks
+from tests.mpi.launch import MPIEXEC, run, run_ranks
 from tests.mpi.pairs import build
 
 PROMPT = "the rain in the"
@@ -57,6 +57,14 @@ def test_a_bad_option_ends_all_ranks_with_one_message(directory: Path) -> None:
     ended = run_ranks(2, "magicdec", "generate", "--engine", str(directory), "--prompt", "a", "--prompt-file", "b")
     assert ended.returncode == 2, ended
     assert ended.stderr.count("both --prompt and --prompt-file are given") == 1
+
+
+def test_a_rank_does_not_wait_for_ever_for_one_that_left_before_it_joined() -> None:
+    script = "import os; os.environ['PMI_RANK'] == '0' or __import__('magicdec.runtime.mpi').runtime.mpi.connect(2)"
+    ended = run([str(MPIEXEC), "-n", "2", sys.executable, "-c", script], timeout=20)
+    assert ended.returncode == 1, ended
+    assert "Timeout (0:00:02)!" in ended.stderr
+    assert "in connect" in ended.stderr
 
 
 def test_as_many_ranks_as_were_built_for() -> None:
