@@ -165,6 +165,25 @@ def test_build_makes_an_engine_that_loads(tmp_path: Path, checkpoint: Path, conf
     assert LLM(output).generate("the", SamplingParams(max_tokens=2))[0].finished
 
 
+def test_build_quantises_target_and_draft_as_told(tmp_path: Path, checkpoint: Path, config: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text(PROMPT * 20)
+    both = ("--target", checkpoint, "--draft", checkpoint, "--config", config, "--output", tmp_path / "engine")
+    formats = ("--quantize-target", "fp8", "--kv-cache-dtype", "fp8", "--draft-kv-cache-dtype", "auto")
+    succeed("build", *both, *formats, "--calibration-file", text)
+    target, draft = (load_engine(tmp_path / "engine" / role) for role in ("target", "draft"))
+    assert (target.quant_algo, target.kv_cache_quant_algo, target.calibration) == ("FP8", "FP8", str(text))
+    assert (draft.quant_algo, draft.kv_cache_quant_algo, draft.calibration) == (None, None, None)
+    succeed("build", *both, "--quantize-draft", "fp8", "--calibration-file", text, "--overwrite")
+    assert (load_engine(tmp_path / "engine/target").quant_algo, load_engine(tmp_path / "engine/draft").quant_algo) == (
+        None,
+        "FP8",
+    )
+    alone = ("--target", checkpoint, "--draft", "self", "--config", config, "--output", tmp_path / "new")
+    assert "leave quantization.draft out" in fail("build", *alone, "--quantize-draft", "fp8")
+    assert "verified in one pass" in fail("build", *alone, "--kv-cache-dtype", "fp8", "--backend", "trtllm")
+
+
 def test_build_engine_is_the_same_command(
     tmp_path: Path,
     checkpoint: Path,

@@ -40,7 +40,7 @@ def evaluate(target: Path) -> tuple[float, torch.Tensor]:
     tokens = HFTokenizer(target).encode_plain(text)[CALIBRATION_TOKENS:]
     runner = TorchRunner(target, num_blocks=LENGTH // BLOCK, block_size=BLOCK)
     losses, top = [], []
-    for start in range(0, 4 * LENGTH, LENGTH):
+    for start in range(0, 8 * LENGTH, LENGTH):
         ids, rows = tokens[start : start + LENGTH], list(range(LENGTH))
         logits = runner.forward(pack([SequenceInput(ids, rows, 0, list(range(LENGTH // BLOCK)), rows, LENGTH)]))
         losses.append(torch.nn.functional.cross_entropy(logits[:-1], torch.tensor(ids[1:])).item())
