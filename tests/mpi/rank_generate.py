@@ -1,6 +1,7 @@
 """Run on every rank: python -m tests.mpi.rank_generate OUTPUT ENGINE... decodes the same requests with each engine.
 
-Four at a time, with so little memory that requests are preempted; with --twice before that with enough. Writes JSON.
+Four at a time, with so little memory that requests are preempted; with --twice before that with enough. Writes JSON,
+and each target's logits of `passes()` beside it.
 """
 
 import json
@@ -8,8 +9,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from magicdec.runtime.llm import LLM
+from magicdec.runtime.parallel import join_ranks
 from tests.mpi.pairs import PARAMS, PROMPTS, summary
+from tests.mpi.rank_logits import logits
 
 TIGHT: dict[str, Any] = {"kv_cache_tokens": 256, "max_num_tokens": 17}
 
@@ -17,6 +22,9 @@ TIGHT: dict[str, Any] = {"kv_cache_tokens": 256, "max_num_tokens": 17}
 def main() -> None:
     output, *engines = [Path(arg) for arg in sys.argv[1:] if arg != "--twice"]
     runs: tuple[dict[str, Any], ...] = ({}, TIGHT) if "--twice" in sys.argv else (TIGHT,)
+    leader = join_ranks()
+    assert leader is not None
+    torch.save([logits(leader, engine) for engine in engines], output.with_suffix(".logits"))
     output.write_text(json.dumps([generate(engine, options) for engine in engines for options in runs]))
 
 
