@@ -72,10 +72,13 @@ $(VENV)/torch:
 	$(BIN)/python -m pip install --disable-pip-version-check $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$(TORCH)"
 	@touch $@
 
-$(VENV)/installed: $(VENV)/torch pyproject.toml
+# The native library is built by the installation, so it follows its sources.
+NATIVE := setup.py $(wildcard plugins/cpu/csrc/*)
+
+$(VENV)/installed: $(VENV)/torch pyproject.toml $(NATIVE)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[demo]"
 	@touch $@
 
-$(VENV)/installed-test: $(VENV)/torch pyproject.toml
+$(VENV)/installed-test: $(VENV)/torch pyproject.toml $(NATIVE)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[test]"
 	@touch $@ $(VENV)/installed

@@ -1,0 +1,32 @@
+// The kernels of one instruction set, as the rest of the library calls them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "pool.h"
+
+namespace magicdec {
+
+struct Kernels {
+    const char *name;
+    // A thread's part of reading `size` bytes once; the result keeps the compiler from leaving it out.
+    uint64_t (*read_bytes)(const uint8_t *data, size_t size);
+};
+
+namespace portable {
+extern const Kernels kernels;
+}
+#if MAGICDEC_X86
+namespace avx2 {
+extern const Kernels kernels;
+}
+namespace avx512 {
+extern const Kernels kernels;
+}
+#endif
+
+// Those of the best instruction set that this CPU has, or of the one that was chosen.
+const Kernels &kernels();
+
+} // namespace magicdec

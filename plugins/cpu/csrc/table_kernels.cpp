@@ -1,0 +1,32 @@
+// The table of one instruction set's kernels, and a plain read of memory to compare others with.
+#include "isa.h"
+#include "kernels.h"
+
+namespace magicdec::ISA {
+namespace {
+
+uint64_t read_bytes(const uint8_t *data, size_t size) {
+    uint64_t sums[64] = {};
+    const uint64_t *words = reinterpret_cast<const uint64_t *>(data);
+    const size_t count = size / 8;
+    for (size_t i = 0; i + 64 <= count; i += 64)
+        for (int lane = 0; lane < 64; ++lane) sums[lane] ^= words[i + lane];
+    for (int lane = 1; lane < 64; ++lane) sums[0] ^= sums[lane];
+    return sums[0];
+}
+
+} // namespace
+
+extern const Kernels kernels;
+const Kernels kernels = {
+#if defined(MAGICDEC_AVX512)
+    "avx512",
+#elif defined(MAGICDEC_AVX2)
+    "avx2",
+#else
+    "portable",
+#endif
+    read_bytes,
+};
+
+} // namespace magicdec::ISA
