@@ -3,6 +3,11 @@
 Names, shapes and dtypes of scales are those that TensorRT-LLM loads: a linear layer in FP8 has float32 [1]
 `weights_scaling_factor` and `activation_scaling_factor`, an attention layer with an FP8 cache has
 `kv_cache_scaling_factor`; a number stands for itself times the scale. Embedding, norms, biases and lm_head stay.
+
+int8 and int4 weights of a draft are our own format (`plugins.weight_only`), of one rank. In int4 the linear layers
+inside the decoder layers have uint8 [out, in / 2] `weight`, two numbers a byte, with float16 [out, in / 32]
+`weights_scaling_factor` and `weights_offset`; in int8 they have int8 [out, in] `weight` with float32 [out]
+`weights_scaling_factor`, as have `transformer.vocab_embedding.` and `lm_head.` in either case. Norms and biases stay.
 """
 
 import math

@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional
 
 from magicdec.plugins.fp8 import from_fp8, to_fp8
+from magicdec.plugins.weight_only import from_int4, from_int8
 
 
 class Linear(Protocol):
@@ -52,15 +53,67 @@ class Fp8Linear:
         return out.to(x.dtype)
 
 
+@dataclass(frozen=True)
+class Int8Linear:
+    """int8 weights with a scale a row; inputs and sums as in a dense layer (see `plugins.weight_only`).
+
+    weight: int8 [out_features, in_features]; scale: float32 [out_features].
+    """
+
+    weight: torch.Tensor
+    scale: torch.Tensor
+    bias: torch.Tensor | None = None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x @ (weight * scale).T + bias, in x's dtype. The matrix is made anew at each call."""
+        return functional.linear(x, from_int8(self.weight, self.scale, x.dtype), self.bias)
+
+
+@dataclass(frozen=True)
+class Int4Linear:
+    """int4 weights with a scale and an offset for every 32 columns of a row (see `plugins.weight_only`).
+
+    weight: uint8 [out_features, in_features / 2], the even column in the low half of a byte; scale, offset: float16
+    [out_features, in_features / 32]. An entry q in 0..15 stands for q * scale + offset.
+    """
+
+    weight: torch.Tensor
+    scale: torch.Tensor
+    offset: torch.Tensor
+    bias: torch.Tensor | None = None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x @ (weight * scale + offset).T + bias, in x's dtype. The matrix is made anew at each call."""
+        return functional.linear(x, from_int4(self.weight, self.scale, self.offset, x.dtype), self.bias)
+
+
 def product_dtype(dtype: torch.dtype) -> torch.dtype:
     """What FP8 products are made in when the model computes in `dtype`; unscaled sums would overflow float16."""
     return torch.float32 if dtype == torch.float16 else dtype
 
 
 def load_linear(weights: Mapping[str, torch.Tensor], prefix: str) -> Linear:
-    """The linear layer whose tensors are named `prefix` + "weight", "bias", and TensorRT-LLM's scales if it is FP8."""
+    """The linear layer whose tensors are named `prefix` + "weight", "bias", and scales by how the weight is stored."""
     weight, bias = weights[prefix + "weight"], weights.get(prefix + "bias")
-    if prefix + "weights_scaling_factor" not in weights:
+    scale = weights.get(prefix + "weights_scaling_factor")
+    if scale is None:
         return DenseLinear(weight, bias)
-    weight_scale, input_scale = (weights[f"{prefix}{name}_scaling_factor"].item() for name in ("weights", "activation"))
-    return Fp8Linear(weight, weight_scale, input_scale, bias)
+    if weight.dtype == torch.int8:
+        return Int8Linear(weight, scale, bias)
+    if weight.dtype == torch.uint8:
+        return Int4Linear(weight, scale, weights[prefix + "weights_offset"], bias)
+    return Fp8Linear(weight, scale.item(), weights[prefix + "activation_scaling_factor"].item(), bias)
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """Rows by token id. table: [vocab, hidden]; scale: None, or of an int8 table one a row, float32 [vocab]."""
+
+    table: torch.Tensor
+    scale: torch.Tensor | None = None
+
+    def __call__(self, token_ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """[T] -> [T, hidden] in `dtype`."""
+        if self.scale is None:
+            return functional.embedding(token_ids, self.table).to(dtype)
+        return from_int8(self.table[token_ids], self.scale[token_ids], dtype)
