@@ -12,7 +12,17 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 SOURCES = Path("magicdec/plugins/cpu/csrc")
-COMMON = ["-std=c++20", "-O3", "-fno-math-errno", "-fno-trapping-math", "-fvisibility=hidden", "-pthread", "-Wall"]
+COMMON = [
+    "-std=c++20",
+    "-O3",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=off",
+    "-fvisibility=hidden",
+    "-pthread",
+    "-Wall",
+    *("-Wno-uninitialized", "-Wno-maybe-uninitialized"),  # GCC 12 warns of its own header of intrinsics
+]
 # By the name in csrc/isa.h; the portable one is what the compiler makes for the architecture itself.
 X86 = {
     "avx512": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mavx2", "-mfma", "-mf16c"],

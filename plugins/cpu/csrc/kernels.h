@@ -8,10 +8,15 @@
 
 namespace magicdec {
 
+struct AttentionArgs;
+class AttentionPlan;
+
 struct Kernels {
     const char *name;
     // A thread's part of reading `size` bytes once; the result keeps the compiler from leaving it out.
     uint64_t (*read_bytes)(const uint8_t *data, size_t size);
+    // A thread's part of one layer's attention. A barrier must follow before `out` is read or the plan used again.
+    void (*attention)(const AttentionArgs &args, AttentionPlan &plan, const Team &team);
 };
 
 namespace portable {

@@ -3,6 +3,9 @@
 #include "kernels.h"
 
 namespace magicdec::ISA {
+
+void attention(const AttentionArgs &args, AttentionPlan &plan, const Team &team);
+
 namespace {
 
 uint64_t read_bytes(const uint8_t *data, size_t size) {
@@ -27,6 +30,7 @@ const Kernels kernels = {
     "portable",
 #endif
     read_bytes,
+    attention,
 };
 
 } // namespace magicdec::ISA
