@@ -4,6 +4,10 @@ The pass is that of `runtime.torch_model`, which executes checkpoints: besides t
 the builder uses the runtime, since a second implementation of the same model could only differ from it. Layers are
 read one at a time, so memory holds one layer and the text's activations, whatever the model's size. (NVIDIA's ModelOpt
 makes the same kind of scales, but needs the model whole, as a Hugging Face module.)
+
+E4M3's error is relative to the number, so numbers that are large and nearly constant are stored worst and say least.
+The mean is therefore subtracted from the inputs of qkv, fc and gate before rounding, and their biases make up for it.
+Keys, where a few channels are such, are stored turned (`plugins.hadamard`).
 """
 
 import math
@@ -15,13 +19,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from magicdec.builder.convert import read_tensor
+from magicdec.builder.convert import TORCH_DTYPES, read_tensor
 from magicdec.builder.rounding import InputStatistics, round_to_fp8
-from magicdec.builder.shard import OutputTensor, plan_rank
+from magicdec.builder.shard import OutputTensor, plan_offsets, plan_rank
 from magicdec.builder.source import TensorSource
 from magicdec.builder.storage import INPUT_SCALE, KV_SCALE, WEIGHT_SCALE, Storage
 from magicdec.errors import BuildError, CheckpointError, ConfigError
 from magicdec.plugins.fp8 import FP8_MAX
+from magicdec.plugins.hadamard import Hadamard
 from magicdec.plugins.linear import DenseLinear, Linear
 from magicdec.runtime.kv_cache import KVCache
 from magicdec.runtime.model_input import SequenceInput, pack
@@ -77,14 +82,14 @@ def calibration_sequences(text: CalibrationText, tokenizer_file: Path, vocab_siz
 
 @dataclass(frozen=True)
 class Calibration:
-    """What calibration found: scales by their names in a checkpoint, and FP8 weights by the source's names."""
+    """Scales by their names in a checkpoint; FP8 weights, offsets and biases by the source's names."""
 
     scales: dict[str, float]
     directory: Path
     files: dict[str, str]
 
     def read(self, name: str, rows: tuple[int, int], columns: tuple[int, int] | None) -> torch.Tensor:
-        """Rows, and columns if not all, of one of the source's matrices as it was rounded to FP8."""
+        """Rows, and columns if not all, of a matrix as it was rounded to FP8, or of an offset or bias in float32."""
         with safe_open(self.directory / self.files[name], framework="pt") as file:
             piece = file.get_slice(name)
             out = piece[rows[0] : rows[1]] if columns is None else piece[rows[0] : rows[1], columns[0] : columns[1]]
@@ -108,6 +113,7 @@ def calibrate(
     config = ModelConfig.from_checkpoint(source.spec.to_trtllm("float32", 1))
     found = Calibration({}, scratch, {})
     tensors = {tensor.name: tensor for tensor in plan_rank(source.spec, 0, 1)}
+    results = tensors | {tensor.name: tensor for tensor in plan_offsets(source.spec, 0, 1)}
 
     def layers() -> Iterator[Layer]:
         for index in range(config.num_layers):
@@ -115,12 +121,12 @@ def calibrate(
             mine = {name: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
             weights = {name: read_tensor(source, tensor, torch.float32) for name, tensor in mine.items()}
             layer = Layer.from_checkpoint(weights, index)
-            watches = _Watches(layer) if storage.fp8_weights else None
+            watches = _Watches(layer, TORCH_DTYPES[storage.dtype]) if storage.fp8_weights else None
             yield watches.layer if watches is not None else layer
             if watches is not None:
                 scales, rounded = watches.quantise()
                 found.scales.update({prefix + name: scale for name, scale in scales.items()})
-                _save(found, f"layer{index}.safetensors", {mine[prefix + n]: w for n, w in rounded.items()})
+                _save(found, f"layer{index}.safetensors", {results[prefix + n]: w for n, w in rounded.items()})
             on_layer()
 
     names = ("transformer.vocab_embedding.weight", "transformer.ln_f.weight")
@@ -138,7 +144,7 @@ def calibrate(
 
 
 def _save(found: Calibration, file: str, rounded: dict[OutputTensor, torch.Tensor]) -> None:
-    """Write a layer's matrices by the source's names, from which each rank takes its rows and columns."""
+    """Write a layer's tensors by the source's names, from which each rank takes its rows and columns."""
     parts = {}
     for tensor, matrix in rounded.items():
         sizes = [piece.rows[1] - piece.rows[0] for piece in tensor.pieces]
@@ -172,50 +178,61 @@ def _sequence(index: int, token_ids: Sequence[int]) -> SequenceInput:
 
 
 class _Watched:
-    """A linear layer that notes what it is given: the largest magnitude, and the second moments [in, in]."""
+    """A linear layer that notes what it is given: the largest magnitude, and the second moments [in, in].
 
-    def __init__(self, linear: Linear) -> None:
+    It is called once, with the whole text. centred_in: None, or the dtype in which the inputs' mean is kept as
+    `offset` [in]; the rest is then measured behind its subtraction.
+    """
+
+    def __init__(self, linear: Linear, centred_in: torch.dtype | None = None) -> None:
         assert isinstance(linear, DenseLinear)
         self.linear = linear
+        self.centred_in = centred_in
+        self.offset = torch.zeros(())
         self.largest_input = 0.0
         self.moments = torch.zeros(())
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        self.largest_input = max(self.largest_input, x.abs().max().item())
-        self.moments = self.moments + x.T @ x
+        if self.centred_in is not None:
+            self.offset = x.mean(0).to(self.centred_in).float()
+        rest = x - self.offset
+        self.largest_input = rest.abs().max().item()
+        self.moments = rest.T @ rest
         return self.linear(x)
 
 
 class _Watches:
     """The linear layers of a decoder layer, watched. gate and up are given the same."""
 
-    def __init__(self, layer: Layer) -> None:
-        self.qkv, self.dense = _Watched(layer.qkv), _Watched(layer.dense)
-        self.gate, self.down = _Watched(layer.gate), _Watched(layer.down)
+    def __init__(self, layer: Layer, dtype: torch.dtype) -> None:
+        self.qkv, self.dense = _Watched(layer.qkv, centred_in=dtype), _Watched(layer.dense)
+        self.gate, self.down = _Watched(layer.gate, centred_in=dtype), _Watched(layer.down)
         assert isinstance(layer.up, DenseLinear)
         self.up = layer.up
         self.layer = replace(layer, qkv=self.qkv, dense=self.dense, gate=self.gate, down=self.down)
 
     def quantise(self) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
-        """After the pass: scales and FP8 weights by their names in a checkpoint, without the layer's prefix."""
+        """After the pass: scales, and FP8 weights, offsets and biases; by their names without the layer's prefix."""
         scales: dict[str, float] = {}
-        rounded: dict[str, torch.Tensor] = {}
-        for names, watch, matrices in (
-            (("attention.qkv.",), self.qkv, [self.qkv.linear.weight]),
-            (("attention.dense.",), self.dense, [self.dense.linear.weight]),
-            (("mlp.fc.", "mlp.gate."), self.gate, [self.gate.linear.weight, self.up.weight]),
-            (("mlp.proj.",), self.down, [self.down.linear.weight]),
+        rounded = {"input_layernorm.offset": self.qkv.offset, "post_layernorm.offset": self.gate.offset}
+        for names, watch, linears in (
+            (("attention.qkv.",), self.qkv, [self.qkv.linear]),
+            (("attention.dense.",), self.dense, [self.dense.linear]),
+            (("mlp.fc.", "mlp.gate."), self.gate, [self.gate.linear, self.up]),
+            (("mlp.proj.",), self.down, [self.down.linear]),
         ):
-            scale = fp8_scale(max(matrix.abs().max().item() for matrix in matrices))
+            scale = fp8_scale(max(linear.weight.abs().max().item() for linear in linears))
             inputs = InputStatistics(watch.moments)
-            for name, matrix in zip(names, matrices, strict=True):
+            for name, linear in zip(names, linears, strict=True):
                 scales |= {name + WEIGHT_SCALE: scale, name + INPUT_SCALE: fp8_scale(watch.largest_input)}
-                rounded[name + "weight"] = round_to_fp8(matrix, scale, inputs)
+                rounded[name + "weight"] = round_to_fp8(linear.weight, scale, inputs)
+                if watch.centred_in is not None:
+                    rounded[name + "bias"] = linear(watch.offset)
         return scales, rounded
 
 
 class _WatchedCache(KVCache):
-    """Room for one layer, which all layers use in turn; `largest` is each layer's largest key or value."""
+    """Room for one layer, which all layers use in turn; `largest` is each layer's largest turned key or value."""
 
     def __init__(self, config: ModelConfig, num_slots: int) -> None:
         super().__init__(
@@ -229,7 +246,8 @@ class _WatchedCache(KVCache):
         self.keys = self.keys.expand(config.num_layers, -1, -1, -1)
         self.values = self.values.expand(config.num_layers, -1, -1, -1)
         self.largest = [0.0] * config.num_layers
+        self._turn = Hadamard(config.head_size, torch.float32)
 
     def write(self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
-        self.largest[layer] = max(keys.abs().max().item(), values.abs().max().item())
+        self.largest[layer] = max(self._turn.keys(keys).abs().max().item(), values.abs().max().item())
         super().write(layer, slots, keys, values)

@@ -25,7 +25,7 @@ _STORED: dict[KvDtypeName, torch.dtype] = {name: dtype for name, dtype in TORCH_
 
 
 class Fp8Model(Protocol):
-    """Scales by their names in a checkpoint, and FP8 matrices by the source's names."""
+    """Scales by their names in a checkpoint, and what calibration made by the source's names."""
 
     @property
     def scales(self) -> Mapping[str, float]: ...
@@ -55,9 +55,9 @@ def write_rank(
             if tensor.data is None:
                 assert fp8 is not None
                 pieces = iter([torch.tensor([fp8.scales[tensor.name]], dtype=torch.float32)])
-            elif tensor.dtype == "fp8":
+            elif tensor.calibrated:
                 assert fp8 is not None
-                pieces = (fp8.read(p.source or "", p.rows, p.columns) for p in _chunks(tensor.data))
+                pieces = _calibrated(fp8, tensor.data, _STORED[tensor.dtype])
             else:
                 pieces = _pieces(source, tensor.data, _STORED[tensor.dtype])
             for data in pieces:
@@ -74,6 +74,14 @@ def read_tensor(source: TensorSource, output: OutputTensor, dtype: torch.dtype) 
 
 def _pieces(source: TensorSource, output: OutputTensor, dtype: torch.dtype) -> Iterator[torch.Tensor]:
     return (_read(source, piece, output, dtype) for piece in _chunks(output))
+
+
+def _calibrated(fp8: Fp8Model, output: OutputTensor, dtype: torch.dtype) -> Iterator[torch.Tensor]:
+    for piece in _chunks(output):
+        if piece.source is None:
+            yield torch.zeros(piece.rows[1] - piece.rows[0], *output.shape[1:], dtype=dtype)
+        else:
+            yield fp8.read(piece.source, piece.rows, piece.columns).to(dtype)
 
 
 def _chunks(output: OutputTensor) -> Iterator[Piece]:

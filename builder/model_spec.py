@@ -83,8 +83,8 @@ class ModelSpec:
             "max_position_embeddings": self.max_position_embeddings,
             "rotary_base": self.rotary_base,
             "rotary_scaling": self.rotary_scaling,
-            "attn_bias": self.has_qkv_bias,
-            "mlp_bias": False,
+            "attn_bias": self.has_qkv_bias or fp8_weights,  # biases make up for what is subtracted from inputs
+            "mlp_bias": fp8_weights,
             "qk_layernorm": self.has_qk_norm,
             "tie_word_embeddings": self.tied,
             **({"qwen_type": self.family} if self.architecture == "Qwen2ForCausalLM" else {}),

@@ -40,6 +40,27 @@ def check_tp(spec: ModelSpec, tp_size: int, role: str) -> None:
         )
 
 
+def plan_offsets(spec: ModelSpec, rank: int, tp_size: int) -> list[OutputTensor]:
+    """What calibration adds to a checkpoint with FP8 weights; the sources are names that it gives its own results.
+
+    Offsets are subtracted from what qkv, fc and gate are given, and these layers' biases hold the offsets' products
+    instead; TensorRT-LLM's `mlp_bias` wants one of proj as well, which is zero.
+    """
+    plan = []
+    hidden, inner = spec.hidden_size, _split(spec.intermediate_size, rank, tp_size)
+    for index in range(spec.num_layers):
+        ours, theirs = f"transformer.layers.{index}", f"model.layers.{index}"
+        for name, source in (("input", "input"), ("post", "post_attention")):
+            offset = f"{theirs}.{source}_layernorm.offset"
+            plan.append(_whole(f"{ours}.{name}_layernorm.offset", offset, (hidden,)))
+        plan.append(_qkv(spec, ours, theirs, "bias", rank, tp_size))
+        for name, source in (("fc", "gate_proj"), ("gate", "up_proj")):
+            piece = Piece(f"{theirs}.mlp.{source}.bias", inner)
+            plan.append(OutputTensor(f"{ours}.mlp.{name}.bias", (inner[1] - inner[0],), (piece,)))
+        plan.append(OutputTensor(f"{ours}.mlp.proj.bias", (hidden,), (Piece(None, (0, hidden)),)))
+    return plan
+
+
 def plan_rank(spec: ModelSpec, rank: int, tp_size: int) -> list[OutputTensor]:
     """The tensors of rank{rank}.safetensors, in file order."""
     hidden = spec.hidden_size

@@ -8,13 +8,17 @@ int8 and int4 weights of a draft are our own format (`plugins.weight_only`), of 
 inside the decoder layers have uint8 [out, in / 2] `weight`, two numbers a byte, with float16 [out, in / 32]
 `weights_scaling_factor` and `weights_offset`; in int8 they have int8 [out, in] `weight` with float32 [out]
 `weights_scaling_factor`, as have `transformer.vocab_embedding.` and `lm_head.` in either case. Norms and biases stay.
+
+With FP8 weights, `input_layernorm.offset` and `post_layernorm.offset` [hidden] are subtracted from the inputs of qkv,
+fc and gate before these are rounded, and their biases make up for it. The offsets are ours: the network of
+`plugins.trtllm_models` has them.
 """
 
 import math
 from dataclasses import dataclass
 
 from magicdec.builder.model_spec import ModelSpec
-from magicdec.builder.shard import OutputTensor, plan_rank
+from magicdec.builder.shard import OutputTensor, plan_offsets, plan_rank
 from magicdec.runtime.manifest import DtypeName, KvDtypeName, PairConfig, Role
 
 DTYPE_BYTES: dict[KvDtypeName, int] = {"bfloat16": 2, "float16": 2, "float32": 4, "fp8": 1}
@@ -42,12 +46,16 @@ class Storage:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """One tensor of a rank file. data: where its numbers come from, None for a scale."""
+    """One tensor of a rank file.
+
+    data: where its numbers come from, None for a scale. calibrated: they are calibration's, by the source's name.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: KvDtypeName
     data: OutputTensor | None
+    calibrated: bool = False
 
     @property
     def num_bytes(self) -> int:
@@ -57,9 +65,13 @@ class StoredTensor:
 def stored_tensors(spec: ModelSpec, rank: int, tp_size: int, storage: Storage) -> list[StoredTensor]:
     """The tensors of rank{rank}.safetensors, widest dtype first, so that each stands at a multiple of its size."""
     tensors = []
+    offsets = plan_offsets(spec, rank, tp_size) if storage.fp8_weights else []
+    replaced = {tensor.name for tensor in offsets}
     for tensor in plan_rank(spec, rank, tp_size):
         fp8 = storage.fp8_weights and is_linear_weight(tensor.name)
-        tensors.append(StoredTensor(tensor.name, tensor.shape, "fp8" if fp8 else storage.dtype, tensor))
+        if tensor.name not in replaced:
+            tensors.append(StoredTensor(tensor.name, tensor.shape, "fp8" if fp8 else storage.dtype, tensor, fp8))
+    tensors += [StoredTensor(tensor.name, tensor.shape, storage.dtype, tensor, True) for tensor in offsets]
     names = scale_names(spec, storage)
     scales = [StoredTensor(name, (1,), "float32", None) for name in names]
     return sorted([*scales, *tensors], key=lambda tensor: -DTYPE_BYTES[tensor.dtype])

@@ -22,13 +22,16 @@ from tensorrt_llm.functional import (
     constant,
     embedding,
     gpt_attention,
+    matmul,
     shape,
     split,
 )
 from tensorrt_llm.layers import Attention, ColumnLinear, Embedding, GatedMLP, RmsNorm
 from tensorrt_llm.models.modeling_utils import DecoderModelForCausalLM
 from tensorrt_llm.module import Module, ModuleList
+from tensorrt_llm.parameter import Parameter
 
+from magicdec.plugins.hadamard import Hadamard
 from magicdec.plugins.rotary import Rotary
 
 # Configuration keys that the definition reads beside TensorRT-LLM's own; `num_positions` comes from the build plan.
@@ -125,7 +128,27 @@ class ExplicitAttention(Attention):
         both = concat([query, key], dim=1)
         both = both.view(concat([rows, heads + kv_heads, 2, size // 2]))
         both = _rotate(both, rotation).view(concat([rows, heads + kv_heads, size]))
+        if self.kv_cache_scaling_factor is not None:
+            both = self._turned(both)
         return concat([both, value], dim=1).view(concat([rows, (heads + 2 * kv_heads) * size]))
+
+    def _turned(self, both: Tensor) -> Tensor:
+        """Queries and keys [T, heads + kv_heads, head_size] as an FP8 cache stores keys; scores do not change."""
+        query, key = split(both, [self.num_attention_heads, self.num_attention_kv_heads], 1)
+        turn = Hadamard(self.attention_head_size, torch.float32)
+        return concat([_times(query, turn.to_queries), _times(key, turn.to_keys)], dim=1)
+
+
+class OffsetRmsNorm(RmsNorm):
+    """A norm with a constant subtracted: the part of FP8 inputs that is not worth rounding (`builder.calibrate`)."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(normalized_shape=config.hidden_size, eps=config.norm_epsilon, dtype=config.dtype)
+        self.offset = Parameter(shape=(config.hidden_size,), dtype=config.dtype)
+
+    def forward(self, x: Tensor, normalized_shape: Any = None) -> Tensor:
+        """[T, hidden] to [T, hidden]."""
+        return super().forward(x, normalized_shape) - self.offset.value.view([1, self.offset.shape[0]])
 
 
 class ExplicitLayer(Module):
@@ -133,9 +156,10 @@ class ExplicitLayer(Module):
 
     def __init__(self, config: Any, layer_idx: int) -> None:
         super().__init__()
-        self.input_layernorm = _norm(config)
+        norm = OffsetRmsNorm if config.quant_mode.has_fp8_qdq() else _norm
+        self.input_layernorm = norm(config)
         self.attention = ExplicitAttention(config, layer_idx)
-        self.post_layernorm = _norm(config)
+        self.post_layernorm = norm(config)
         self.mlp = GatedMLP(
             hidden_size=config.hidden_size,
             ffn_hidden_size=config.intermediate_size,
@@ -225,6 +249,13 @@ def _rotation(config: Any, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         rows = embedding(position_ids, constant(table[:, 0, :half].contiguous().numpy()))
         looked_up.append(cast(rows.view(concat([shape(position_ids, 0), 1, 1, half])), config.dtype))
     return looked_up[0], looked_up[1]
+
+
+def _times(x: Tensor, matrix: torch.Tensor) -> Tensor:
+    """[T, heads, n] with a constant [n, n], whose entries are exact in any type."""
+    heads, size = x.shape[1], x.shape[2]
+    turned = matmul(x.view([-1, size]), cast(constant(matrix.numpy()), x.dtype))
+    return turned.view(concat([shape(x, 0), heads, size]))
 
 
 def _rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:

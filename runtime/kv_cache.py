@@ -5,13 +5,15 @@ from collections.abc import Sequence
 import torch
 
 from magicdec.plugins.fp8 import FP8, from_fp8, to_fp8
+from magicdec.plugins.hadamard import Hadamard
 
 
 class KVCache:
     """`keys` and `values`: [layers, kv_heads, slots, head_size]; slot = block * block_size + offset.
 
     The order keeps a run of neighbouring blocks one view for each head: attention reads it where it lies.
-    fp8_scales: None, or one for each layer; entries are then E4M3, one byte each, and stand for entry * scale.
+    fp8_scales: None, or one for each layer; entries are then E4M3, one byte each, and stand for entry * scale. Their
+    keys are turned; attention has to turn its queries by `turn`, which is None otherwise.
     """
 
     def __init__(
@@ -27,6 +29,7 @@ class KVCache:
     ) -> None:
         shape = (num_layers, num_kv_heads, num_slots, head_size)
         self.fp8_scales = fp8_scales
+        self.turn = None if fp8_scales is None else Hadamard(head_size, dtype, device)
         self.dtype = dtype if fp8_scales is None else FP8
         self.keys = torch.empty(shape, dtype=self.dtype, device=device)
         self.values = torch.empty(shape, dtype=self.dtype, device=device)
@@ -42,7 +45,8 @@ class KVCache:
 
     def write(self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Write new rows. slots: [T]; keys, values: [T, kv_heads, head_size]."""
-        self._store(self.keys, layer, slots, keys.transpose(0, 1))
+        turned = keys if self.turn is None else self.turn.keys(keys)
+        self._store(self.keys, layer, slots, turned.transpose(0, 1))
         self._store(self.values, layer, slots, values.transpose(0, 1))
 
     def read_keys(self, slots: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -51,12 +55,16 @@ class KVCache:
         if self.fp8_scales is None:
             return keys.to(dtype)
         scales = torch.tensor(self.fp8_scales, dtype=dtype, device=keys.device)
-        return from_fp8(keys, dtype) * scales.view(-1, 1, 1, 1)
+        return self._turn_in(dtype).turn_back(from_fp8(keys, dtype) * scales.view(-1, 1, 1, 1))
 
     def write_keys(self, slots: torch.Tensor, keys: torch.Tensor) -> None:
         """Store keys [layers, kv_heads, n, head_size] at slots [n]."""
-        for layer, rows in enumerate(keys):
+        turned = keys if self.turn is None else self._turn_in(keys.dtype).keys(keys)
+        for layer, rows in enumerate(turned):
             self._store(self.keys, layer, slots, rows)
+
+    def _turn_in(self, dtype: torch.dtype) -> Hadamard:
+        return Hadamard(self.keys.shape[-1], dtype, self.keys.device)
 
     def _store(self, pool: torch.Tensor, layer: int, slots: torch.Tensor, rows: torch.Tensor) -> None:
         """rows: [kv_heads, n, head_size]."""

@@ -58,11 +58,13 @@ class Layer:
     """Weights of one decoder layer."""
 
     input_norm: torch.Tensor
+    input_offset: torch.Tensor | None  # FP8: subtracted from the norm's output, and qkv's bias makes up for it
     qkv: Linear  # [q | k | v] rows
     query_norm: torch.Tensor | None  # Qwen3: over each head
     key_norm: torch.Tensor | None
     dense: Linear
     post_norm: torch.Tensor
+    post_offset: torch.Tensor | None  # the same for gate and up
     gate: Linear  # passed through SiLU; TensorRT-LLM calls it fc
     up: Linear  # TensorRT-LLM calls it gate
     down: Linear
@@ -73,11 +75,13 @@ class Layer:
         prefix = f"transformer.layers.{index}."
         return cls(
             input_norm=weights[prefix + "input_layernorm.weight"],
+            input_offset=weights.get(prefix + "input_layernorm.offset"),
             qkv=load_linear(weights, prefix + "attention.qkv."),
             query_norm=weights.get(prefix + "attention.q_layernorm.weight"),
             key_norm=weights.get(prefix + "attention.k_layernorm.weight"),
             dense=load_linear(weights, prefix + "attention.dense."),
             post_norm=weights[prefix + "post_layernorm.weight"],
+            post_offset=weights.get(prefix + "post_layernorm.offset"),
             gate=load_linear(weights, prefix + "mlp.fc."),
             up=load_linear(weights, prefix + "mlp.gate."),
             down=load_linear(weights, prefix + "mlp.proj."),
@@ -115,13 +119,15 @@ class TorchModel:
         cos, sin = (angle.to(dtype) for angle in self.rotary.angles(inputs.positions.to(device)))
         hidden = functional.embedding(inputs.input_ids.to(device), self.embedding)  # [T, hidden]
         for index, layer in enumerate(self.layers):
-            query, key, value = self._project(layer, self._norm(hidden, layer.input_norm), cos, sin)
+            query, key, value = self._project(layer, self._norm(hidden, layer.input_norm, layer.input_offset), cos, sin)
+            if cache.turn is not None:
+                query = cache.turn.queries(query)
             cache.write(index, slots, key, value)
             stored = cache.scale(index)
             mixed = paged_attention(query * (self.scale * stored), cache.keys[index], cache.values[index], views)
             mixed = mixed if stored == 1.0 else mixed * stored
             hidden = hidden + self.communicator.all_reduce(layer.dense(mixed.flatten(1)))
-            normed = self._norm(hidden, layer.post_norm)
+            normed = self._norm(hidden, layer.post_norm, layer.post_offset)
             inner = functional.silu(layer.gate(normed)) * layer.up(normed)
             hidden = hidden + self.communicator.all_reduce(layer.down(inner))
         wanted = self._norm(hidden[inputs.logits_indices.to(device)], self.final_norm)
@@ -138,8 +144,9 @@ class TorchModel:
             query, key = self._norm(query, layer.query_norm), self._norm(key, layer.key_norm)
         return rotate(query, cos, sin), rotate(key, cos, sin), value
 
-    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """Root mean square norm (arXiv 1910.07467)."""
+    def _norm(self, x: torch.Tensor, weight: torch.Tensor, offset: torch.Tensor | None = None) -> torch.Tensor:
+        """Root mean square norm (arXiv 1910.07467), less an offset."""
         wide = x.to(self.wide)
         scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.config.norm_epsilon)
-        return weight * scaled.to(x.dtype)
+        normed = weight * scaled.to(x.dtype)
+        return normed if offset is None else normed - offset

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
+from magicdec.plugins.hadamard import Hadamard
 from magicdec.plugins.rotary import Rotary, rotate
 from magicdec.runtime.trtllm_memory import Memory, Staging, aligned
 
@@ -13,8 +14,9 @@ FP8_MAX = 448.0  # largest finite float8_e4m3fn
 class KVPool:
     """One pool [blocks, layers, 2 (keys, values), kv_heads, tokens_per_block, head_size].
 
-    scales: [layers] of an FP8 pool, which stores float8_e4m3fn(x / scale) as bytes; None where the pool holds x itself
-    in `dtype`. The plugin is only given the pool's address, so that anything on the same stream may rewrite it.
+    scales: [layers] of an FP8 pool, which stores float8_e4m3fn(x / scale) as bytes, keys turned (`plugins.hadamard`);
+    None where the pool holds x itself in `dtype`. The plugin is only given the pool's address, so that anything on the
+    same stream may rewrite it.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class KVPool:
         self.rotary = rotary
         self.rotary.inverse_frequencies = rotary.inverse_frequencies.to(memory.device_name)
         self._scales = None if scales is None else scales.to(memory.device_name, torch.float32).view(-1, 1, 1, 1)
+        self._turned = Hadamard(head_size, torch.float32, memory.device_name)
         self._staging = Staging(memory, 3 * aligned(max_slots))  # blocks, offsets, positions
 
     @property
@@ -54,7 +57,8 @@ class KVPool:
             if self._scales is None:
                 keys = stored.to(torch.float32).permute(1, 2, 0, 3)
             else:
-                keys = stored.view(torch.float8_e4m3fn).to(torch.float32).permute(1, 2, 0, 3) * self._scales
+                turned = stored.view(torch.float8_e4m3fn).to(torch.float32).permute(1, 2, 0, 3) * self._scales
+                keys = self._turned.turn_back(turned)
             return self._turn(keys, where, back=True)
 
     @torch.inference_mode()
@@ -62,11 +66,12 @@ class KVPool:
         """Rotate position-free keys to these positions and store them."""
         blocks, offsets, where = self._stage(slots, positions)
         with self.memory.on_stream():
-            turned = self._turn(keys.to(self.memory.device_name), where, back=False)
+            rotated = self._turn(keys.to(self.memory.device_name), where, back=False)
             if self._scales is None:
-                stored = turned.to(self.tensor.dtype)
+                stored = rotated.to(self.tensor.dtype)
             else:
-                stored = (turned / self._scales).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn).view(torch.int8)
+                scaled = (self._turned.keys(rotated) / self._scales).clamp(-FP8_MAX, FP8_MAX)
+                stored = scaled.to(torch.float8_e4m3fn).view(torch.int8)
             self.tensor[blocks, :, 0, :, offsets] = stored.permute(2, 0, 1, 3)
 
     def _stage(self, slots: Sequence[int], positions: Sequence[int]) -> list[torch.Tensor]:

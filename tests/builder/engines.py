@@ -46,7 +46,7 @@ def _join(name: str, parts: list[torch.Tensor], config: dict[str, Any]) -> torch
         return _join_qkv(parts, config)
     if name.endswith(("attention.dense.weight", "mlp.proj.weight")):
         return torch.cat(parts, dim=1)
-    if name.endswith(("mlp.fc.weight", "mlp.gate.weight")):
+    if name.endswith(("mlp.fc.weight", "mlp.gate.weight", "mlp.fc.bias", "mlp.gate.bias")):
         return torch.cat(parts)
     if name == "lm_head.weight":
         whole = torch.cat(parts)

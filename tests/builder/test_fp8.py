@@ -16,9 +16,11 @@ from magicdec.builder.rounding import InputStatistics, round_to_fp8
 from magicdec.errors import ConfigError
 from magicdec.plugins import fp8 as fp8_numbers
 from magicdec.plugins.fp8 import FP8, FP8_MAX, from_fp8, to_fp8
+from magicdec.plugins.hadamard import Hadamard
 from magicdec.plugins.linear import Fp8Linear
 from magicdec.runtime import kv_cache
 from magicdec.runtime.manifest import load_engine
+from magicdec.runtime.torch_model import TorchModel
 from tests.builder.engines import build_target, rejoin, tiny_config
 from tests.builder.logits import reference_logits, runner_logits
 from tests.builder.tiny_gguf import write_tiny_gguf
@@ -28,6 +30,14 @@ BOTH: dict[str, Any] = {"quantization": {"target": "fp8"}, "kv_cache_dtype": "fp
 WEIGHTS: dict[str, Any] = {"quantization": {"target": "fp8"}}
 CACHE: dict[str, Any] = {"kv_cache_dtype": "fp8"}
 LINEAR = ("attention.qkv", "attention.dense", "mlp.fc", "mlp.gate", "mlp.proj")
+# Beside the weights of qwen2, whose qkv has a bias anyhow, and their widths in all.
+OFFSETS = {
+    "input_layernorm.offset": 32,
+    "post_layernorm.offset": 32,
+    "mlp.fc.bias": 48,
+    "mlp.gate.bias": 48,
+    "mlp.proj.bias": 32,
+}
 # Of random weights, whose logits are less well determined than a trained model's.
 NEAR = 0.15
 PROMPT = [(7 * index + index * index) % 120 + 5 for index in range(120)]
@@ -62,16 +72,23 @@ def test_names_shapes_and_dtypes_are_those_that_tensorrt_llm_loads(
             *(["attention.kv_cache_scaling_factor"] if cache else []),
         ]
     }
-    assert set(tensors) == set(plain) | scales
+    offsets = {
+        f"transformer.layers.{layer}.{name}": width for layer in range(2) for name, width in OFFSETS.items() if weights
+    }
+    assert set(tensors) == set(plain) | scales | set(offsets)
     for name, tensor in tensors.items():
         if name in scales:
             assert (tensor.dtype, tuple(tensor.shape)) == (torch.float32, (1,)), name
             assert tensor.item() > 0
+        elif name in offsets:
+            assert (tensor.dtype, tensor.ndim) == (torch.bfloat16, 1), name
+            assert len(tensor) == offsets[name] // (tp_size if name.endswith(("fc.bias", "gate.bias")) else 1), name
         else:
+            changed = weights and name.endswith("attention.qkv.bias")  # it makes up for what inputs are short of
             quantised = weights and name.endswith(tuple(f"{linear}.weight" for linear in LINEAR))
             assert tensor.dtype == (FP8 if quantised else torch.bfloat16), name
             assert tensor.shape == plain[name].shape, name
-            assert quantised or torch.equal(tensor, plain[name]), name
+            assert quantised or changed or torch.equal(tensor, plain[name]), name
     config = json.loads((target / "config.json").read_text())
     expected = {"quant_algo": "FP8" if weights else None, "kv_cache_quant_algo": "FP8" if cache else None}
     assert config["quantization"] == expected
@@ -108,6 +125,21 @@ def test_weights_are_near_the_originals_and_scales_are_their_largest_over_448(tm
         both = max(plain[fc + "weight"].abs().max().item(), plain[gate + "weight"].abs().max().item())
         for name in (fc, gate):
             assert tensors[name + "weights_scaling_factor"].item() == pytest.approx(both / FP8_MAX, rel=1e-6)
+
+
+def test_what_is_subtracted_from_inputs_stands_in_the_biases(tmp_path: Path) -> None:
+    """Whatever the offsets, weights @ (input - offset) + bias is what the model without them computes."""
+    checkpoint = write_tiny_checkpoint(tmp_path / "hf", "qwen2")
+    plain = load_file(build_target(checkpoint, tmp_path / "plain") / "rank0.safetensors")
+    tensors = load_file(build_fp8(checkpoint, tmp_path / "fp8", WEIGHTS) / "rank0.safetensors")
+    for layer in (f"transformer.layers.{index}." for index in range(2)):
+        for norm, name in (("input", "attention.qkv"), ("post", "mlp.fc"), ("post", "mlp.gate")):
+            offset = tensors[f"{layer}{norm}_layernorm.offset"]
+            assert offset.abs().max() > 0, norm
+            missing = plain[f"{layer}{name}.weight"] @ offset
+            own = plain.get(f"{layer}{name}.bias", torch.zeros(()))
+            torch.testing.assert_close(tensors[f"{layer}{name}.bias"], own + missing, rtol=1e-5, atol=1e-5)
+        assert not tensors[layer + "mlp.proj.bias"].any()
 
 
 def test_rounding_makes_up_for_errors_where_inputs_go_together() -> None:
@@ -180,6 +212,15 @@ def forget_kv_scale(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_cache.KVCache, "scale", lambda *_: 1.0)
 
 
+def forget_the_input_offset(monkeypatch: pytest.MonkeyPatch) -> None:
+    norm = TorchModel._norm
+    monkeypatch.setattr(TorchModel, "_norm", lambda self, x, weight, _offset=None: norm(self, x, weight))
+
+
+def forget_to_turn_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Hadamard, "queries", lambda _, queries: queries)
+
+
 def do_not_saturate(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the text had been far too tame: what lies beyond the scale's range wraps to NaN."""
 
@@ -189,7 +230,17 @@ def do_not_saturate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_cache, "to_fp8", wrapping)
 
 
-@pytest.mark.parametrize("fault", [invert_weight_scale, forget_input_scale, forget_kv_scale, do_not_saturate])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        invert_weight_scale,
+        forget_input_scale,
+        forget_kv_scale,
+        forget_the_input_offset,
+        forget_to_turn_queries,
+        do_not_saturate,
+    ],
+)
 def test_planted_faults_are_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Callable[[pytest.MonkeyPatch], None]
 ) -> None:

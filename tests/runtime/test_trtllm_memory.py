@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from magicdec.errors import EngineError
+from magicdec.plugins.hadamard import Hadamard
 from magicdec.plugins.rotary import Rotary, rotate
 from magicdec.runtime.trtllm_memory import Memory, Staging
 from magicdec.runtime.trtllm_pool import KVPool
@@ -91,13 +92,15 @@ def test_an_fp8_pool_stores_one_byte_at_each_layers_scale() -> None:
     scales = torch.tensor([0.5, 0.01])
     pool = make_pool(scales)
     assert pool.num_bytes == 6 * 2 * 2 * 3 * 4 * 8
-    keys = torch.zeros(2, 3, 1, 8)
-    keys[0, :, 0, 0], keys[1, :, 0, 1] = 100.0, -3.0
+    turned = torch.zeros(2, 3, 1, 8)
+    turned[0, :, 0, 0], turned[1, :, 0, 1] = 100.0, -3.0
+    keys = Hadamard(8, torch.float32).turn_back(turned)
     pool.write_keys([7], [0], keys)  # position 0 rotates nothing
     stored = pool.tensor.view(torch.float8_e4m3fn)
     assert stored[1, 0, 0, 0, 3, 0].float() == 192  # 200 is between 192 and 208, and a tie goes to the even one
     assert stored[1, 1, 0, 0, 3, 1].float() == -288  # -300 rounds to -288
-    torch.testing.assert_close(pool.read_keys([7], [0])[0, :, 0, 0], torch.full((3,), 96.0))
+    turned[0, :, 0, 0], turned[1, :, 0, 1] = 96.0, -2.88
+    torch.testing.assert_close(pool.read_keys([7], [0]), Hadamard(8, torch.float32).turn_back(turned))
     pool.write_keys([7], [0], keys * 100)
     assert stored[1, 0, 0, 0, 3, 0].float() == 448, "beyond the range is saturated, never NaN"
 

@@ -138,7 +138,8 @@ def view(input: Tensor, shape: Any, zero_is_placeholder: bool = True) -> Tensor:
     sizes = list(shape.sizes or []) if isinstance(shape, Tensor) else list(shape)
     known = [size for size in sizes if size != -1]
     given = [size for size in input.shape if size != -1]
-    if len(known) == len(sizes) - 1 and len(given) == len(input.shape) - 1 and np.prod(known) != np.prod(given):
+    one_varies = len(known) == len(sizes) - 1 and len(given) == len(input.shape) - 1
+    if one_varies and np.prod(known) % np.prod(given) and np.prod(given) % np.prod(known):
         raise RuntimeError(f"view of {input.shape} as {sizes}")
     values = [input.value, shape.value] if isinstance(shape, Tensor) else [input.value]
     return Tensor._made(default_net().add("view", values, shape=sizes)[0], input.dtype, sizes)
