@@ -22,7 +22,7 @@ class BlockManager:
         self._free = list(range(num_blocks))  # a heap: low ids first, which keeps a sequence's blocks in few runs
         self._cached: OrderedDict[int, None] = OrderedDict()  # oldest first
         self._ref_counts = [0] * num_blocks
-        self._tables: dict[str, list[int]] = {}
+        self._tables: dict[str, array[int]] = {}
         self._hashes: dict[str, list[bytes]] = {}  # content hash of each published leading block of a sequence
         self._block_of_hash: dict[bytes, int] = {}
         self._hash_of_block: dict[int, bytes] = {}
@@ -42,8 +42,8 @@ class BlockManager:
         """Who holds a table."""
         return set(self._tables)
 
-    def table(self, owner: str) -> list[int]:
-        """The owner's block table; not to be changed by the caller."""
+    def table(self, owner: str) -> "array[int]":
+        """The owner's block table, of 64-bit integers that numpy reads as they lie; not to be changed by the caller."""
         return self._tables[owner]
 
     def owns(self, owner: str) -> bool:
@@ -71,7 +71,7 @@ class BlockManager:
         revived = sum(self._ref_counts[block] == 0 for _, block in reused)
         if fresh + revived > self.num_free_blocks:
             return None
-        table = self._tables[owner] = []
+        table = self._tables[owner] = array("q")
         for _, block in reused:
             self._cached.pop(block, None)
             self._ref_counts[block] += 1

@@ -56,7 +56,7 @@ class DeviceAcceptance:
         if not served:
             return verdicts
         rows = torch.cat([logits[i][:, : requests[i].logits_processor.vocab_size] for i in served])  # [N, V]
-        probs = torch.cat([drafts[i].probs.to(rows.device) for i in served])  # [M, V]
+        probs = torch.cat([_draft_table(drafts[i], rows) for i in served])  # [M, V]
         asked = [acceptance_request(requests[i], drafts[i].token_ids) for i in served]
         for i, outcome in zip(served, self._accept(rows, probs, asked), strict=True):
             if outcome is not None:
@@ -82,6 +82,12 @@ def acceptance_request(request: Request, draft_token_ids: list[int]) -> Acceptan
         accept_draws=[uniform(request.seed, position, Purpose.ACCEPT) for position in range(first, first + k)],
         sample_draws=[uniform(request.seed, position, Purpose.SAMPLE) for position in range(first, first + k + 1)],
     )
+
+
+def _draft_table(draft: Draft, rows: torch.Tensor) -> torch.Tensor:
+    """draft_probs [k, V], where the logits rows [N, V] lie."""
+    laws = draft.rows(rows)
+    return (laws if isinstance(laws, torch.Tensor) else torch.stack(list(laws))).to(rows.device)
 
 
 def _serves(request: Request) -> bool:

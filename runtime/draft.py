@@ -1,5 +1,6 @@
 """What a proposer hands over: tokens, and the distributions that they were drawn from."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,23 +10,25 @@ from magicdec.runtime.rejection import one_hot_probs
 
 @dataclass(frozen=True)
 class Draft:
-    """Draft tokens of one request and step. `probs[i]` is the law that `token_ids[i]` was drawn from; never absent.
+    """Draft tokens of one request and step. `probs[i]` [V] is the law that `token_ids[i]` was drawn from.
 
-    A deterministic proposer hands over one-hot rows: its law puts all weight on the token that it names.
+    None stands for one-hot rows: a proposer that looked its tokens up, or took the arg-max, has drawn nothing, and the
+    law puts all weight on the token that it names. Whoever draws hands over what it drew from.
     """
 
     token_ids: list[int]  # [k]
-    probs: torch.Tensor  # [k, V]
+    probs: Sequence[torch.Tensor] | None  # k rows [V]
 
     def __post_init__(self) -> None:
-        assert self.probs.shape[0] == len(self.token_ids), "every draft token needs its own distribution"
+        assert self.probs is None or len(self.probs) == len(self.token_ids), "every draft token needs its own law"
+
+    def rows(self, target_probs: torch.Tensor) -> Sequence[torch.Tensor] | torch.Tensor:
+        """draft_probs: a row [V] for each token; V is that of target_probs [R, V]."""
+        return self.probs or one_hot_probs(self.token_ids, target_probs.shape[1])
+
+    def first(self, count: int) -> "Draft":
+        """The first `count` tokens alone."""
+        return Draft(self.token_ids[:count], None if self.probs is None else self.probs[:count])
 
 
-def no_draft(vocab_size: int) -> Draft:
-    """The empty draft: plain decoding."""
-    return Draft([], torch.empty(0, vocab_size))
-
-
-def one_hot_draft(token_ids: list[int], vocab_size: int) -> Draft:
-    """A draft from a proposer that does not draw."""
-    return Draft(token_ids, one_hot_probs(token_ids, vocab_size))
+NO_DRAFT = Draft([], None)  # plain decoding

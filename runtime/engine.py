@@ -1,5 +1,6 @@
 """The engine: one step is schedule, propose, verify, accept, commit."""
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -10,14 +11,14 @@ from magicdec.runtime.detokenizer import Detokenizer
 from magicdec.runtime.device_acceptance import DeviceAcceptance
 from magicdec.runtime.draft import Draft
 from magicdec.runtime.draws import child_seed, fresh_seed
-from magicdec.runtime.logits import LogitsProcessor
+from magicdec.runtime.logits import LogitsProcessor, Logprob
 from magicdec.runtime.model_input import SequenceInput, pack
 from magicdec.runtime.model_runner import ModelRunner
 from magicdec.runtime.outputs import RequestOutput
 from magicdec.runtime.proposer import Proposer
 from magicdec.runtime.rejection import VerifyOutput
 from magicdec.runtime.request import Request, RequestGroup
-from magicdec.runtime.sampler import verify
+from magicdec.runtime.sampler import Span, verify_all
 from magicdec.runtime.sampling_params import SamplingParams
 from magicdec.runtime.scheduler import ScheduledRequest, Scheduler, SchedulerOutput
 from magicdec.runtime.tokenizer import Tokenizer
@@ -52,7 +53,7 @@ class Engine:
         self.max_draft_len = max_draft_len
         self.eos_token_ids = list(eos_token_ids)
         self.tokenizer = tokenizer
-        self.device_acceptance = device_acceptance  # None: every request is decided by `sampler.verify`
+        self.device_acceptance = device_acceptance  # None: every request is decided by `sampler.verify_all`
         self._groups: dict[str, RequestGroup] = {}
         self._group_of: dict[Request, RequestGroup] = {}
 
@@ -67,9 +68,9 @@ class Engine:
         if not plan.scheduled:
             return []
         drafts = self.proposer.propose(plan.scheduled)
-        logits = self._verify(plan.scheduled, drafts)
-        verdicts = self._accept(plan.scheduled, drafts, logits)
-        return self._commit(plan.scheduled, drafts, logits, verdicts)
+        logits, spans = self._verify(plan.scheduled, drafts)
+        verdicts = self._accept(plan.scheduled, drafts, logits, spans)
+        return self._commit(plan.scheduled, drafts, logits, spans, verdicts)
 
     def add_request(
         self,
@@ -124,11 +125,16 @@ class Engine:
             self.proposer.release(request)
         return plan
 
-    def _verify(self, scheduled: Sequence[ScheduledRequest], drafts: Sequence[Draft]) -> list[torch.Tensor]:
-        """One packed target pass: verify rows, plain rows and prompt chunks. Returns [k + 1 or 0, V] for each."""
+    def _verify(
+        self, scheduled: Sequence[ScheduledRequest], drafts: Sequence[Draft]
+    ) -> tuple[torch.Tensor, list[Span]]:
+        """One packed target pass: verify rows, plain rows and prompt chunks.
+
+        Returns the logits [N, V], and for each request which rows are its k + 1 (none for a chunk of a prompt).
+        """
         rows = [self._target_rows(entry, draft) for entry, draft in zip(scheduled, drafts, strict=True)]
-        logits = self.runner.forward(pack(rows))  # [N, V]
-        return list(torch.split(logits, [row.num_logits for row in rows]))
+        stops = [0, *itertools.accumulate(row.num_logits for row in rows)]
+        return self.runner.forward(pack(rows)), list(itertools.pairwise(stops))
 
     def _target_rows(self, entry: ScheduledRequest, draft: Draft) -> SequenceInput:
         request, start = entry.request, entry.request.num_computed_tokens
@@ -145,35 +151,45 @@ class Engine:
         )
 
     def _accept(
-        self, scheduled: Sequence[ScheduledRequest], drafts: Sequence[Draft], logits: Sequence[torch.Tensor]
+        self,
+        scheduled: Sequence[ScheduledRequest],
+        drafts: Sequence[Draft],
+        logits: torch.Tensor,
+        spans: Sequence[Span],
     ) -> list[VerifyOutput | None]:
-        """Exact acceptance, request by request; one that cannot be decided ends alone, with its error."""
+        """Exact acceptance; a request that cannot be decided ends alone, with its error."""
+        requests = [entry.request for entry in scheduled]
         verdicts: list[VerifyOutput | None] = [None] * len(scheduled)
         if self.device_acceptance is not None:
-            verdicts = self.device_acceptance.verify([entry.request for entry in scheduled], logits, drafts)
-        for index, entry in enumerate(scheduled):
-            if entry.completes and verdicts[index] is None:
-                try:
-                    verdicts[index] = _verify_readable(entry.request, logits[index], drafts[index])
-                except RequestError as error:
-                    entry.request.finish("error", error=str(error))
+            rows = [logits[start:stop] for start, stop in spans]
+            verdicts = self.device_acceptance.verify(requests, rows, drafts)
+        undecided = [i for i, entry in enumerate(scheduled) if entry.completes and verdicts[i] is None]
+        decided = verify_all(
+            [requests[i] for i in undecided], logits, [spans[i] for i in undecided], [drafts[i] for i in undecided]
+        )
+        for i, verdict in zip(undecided, decided, strict=True):
+            if isinstance(verdict, RequestError):
+                requests[i].finish("error", error=str(verdict))
+            else:
+                verdicts[i] = verdict
         return verdicts
 
     def _commit(
         self,
         scheduled: Sequence[ScheduledRequest],
         drafts: Sequence[Draft],
-        logits: Sequence[torch.Tensor],
+        logits: torch.Tensor,
+        spans: Sequence[Span],
         verdicts: Sequence[VerifyOutput | None],
     ) -> list[RequestOutput]:
         """The only place that changes requests: append, truncate at the end condition, set lengths, free."""
         changed: dict[str, RequestGroup] = {}
-        for entry, draft, rows, verdict in zip(scheduled, drafts, logits, verdicts, strict=True):
+        for entry, draft, (first, _), verdict in zip(scheduled, drafts, spans, verdicts, strict=True):
             request = entry.request
             if verdict is None:
                 request.num_computed_tokens += entry.num_tokens
             else:
-                self._commit_tokens(request, draft, rows, verdict)
+                self._commit_tokens(request, draft, logits, first, verdict)
             if request.error is None:  # what a failed step computed may be what failed
                 self.blocks.publish(request.request_id, request.token_ids, request.num_computed_tokens)
             if verdict is not None or request.is_finished:
@@ -183,13 +199,19 @@ class Engine:
                 self._retire(request)
         return [self._report(group) for group in changed.values()]
 
-    def _commit_tokens(self, request: Request, draft: Draft, logits: torch.Tensor, verdict: VerifyOutput) -> None:
+    def _commit_tokens(
+        self, request: Request, draft: Draft, logits: torch.Tensor, first: int, verdict: VerifyOutput
+    ) -> None:
+        """logits: of the whole step; the request's rows begin at `first`."""
         if draft.token_ids:
             request.num_rounds += 1
             request.num_draft_tokens += len(draft.token_ids)
             request.num_accepted_tokens += verdict.num_accepted
-        rows = logits[: len(verdict.token_ids)]
-        request.commit(verdict.token_ids, request.logits_processor.logprobs(rows, verdict.token_ids))
+        logprobs: list[dict[int, Logprob]] = []
+        if request.logprobs is not None:
+            rows = logits[first : first + len(verdict.token_ids)]
+            logprobs = request.logits_processor.logprobs(rows, verdict.token_ids)
+        request.commit(verdict.token_ids, logprobs)
         request.num_computed_tokens = len(request.token_ids) - 1  # the last token is chosen, and not yet read
 
     def _report(self, group: RequestGroup) -> RequestOutput:
@@ -267,22 +289,3 @@ class Engine:
         assert self.tokenizer is not None
         spellings = [spelling for word in params.bad_words for spelling in (word, " " + word)]
         return [ids for ids in map(self.tokenizer.encode_plain, spellings) if ids]
-
-
-def _verify_readable(request: Request, logits: torch.Tensor, draft: Draft) -> VerifyOutput:
-    """As `verify`, but a row that is NaN or infinite is an error only where plain decoding would come to it.
-
-    Drafts may lead the target where it has no law. The rows before decide whether the output goes there; if so, the
-    next step begins with that row. logits: [k + 1, V].
-    """
-    try:
-        return verify(request, logits, draft)
-    except RequestError:
-        unreadable = (~logits.amax(dim=-1).isfinite()).nonzero().flatten().tolist()  # NaN wins any maximum
-        if not unreadable or unreadable[0] == 0:
-            raise
-    bad = unreadable[0]
-    rows = logits[: bad + 1].clone()
-    rows[bad] = 0
-    verdict = verify(request, rows, Draft(draft.token_ids[:bad], draft.probs[:bad]))
-    return verdict if verdict.num_accepted < bad else VerifyOutput(bad - 1, verdict.token_ids[:bad])

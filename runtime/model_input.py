@@ -1,8 +1,10 @@
 """What one forward pass is told: packed, ragged rows and the block table through which each sequence is seen."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 
@@ -41,28 +43,22 @@ class ModelInput:
 
 def pack(sequences: Sequence[SequenceInput]) -> ModelInput:
     """Concatenate the rows of all sequences, in order."""
-    starts = [0]
-    for sequence in sequences:
-        starts.append(starts[-1] + len(sequence.token_ids))
+    starts = [0, *itertools.accumulate(len(sequence.token_ids) for sequence in sequences)]
     width = max(len(sequence.block_table) for sequence in sequences)
-    table = torch.zeros(len(sequences), width, dtype=torch.int64)
+    table = np.zeros((len(sequences), width), dtype=np.int64)
     for row, sequence in zip(table, sequences, strict=True):
-        row[: len(sequence.block_table)] = torch.tensor(sequence.block_table, dtype=torch.int64)
-    wanted = [
-        row
-        for end, sequence in zip(starts[1:], sequences, strict=True)
-        for row in range(end - sequence.num_logits, end)
-    ]
+        row[: len(sequence.block_table)] = sequence.block_table
+    wanted = [range(end - sequence.num_logits, end) for end, sequence in zip(starts[1:], sequences, strict=True)]
     return ModelInput(
         input_ids=_flatten([sequence.token_ids for sequence in sequences]),
         positions=_flatten([sequence.positions for sequence in sequences]),
         query_start_loc=torch.tensor(starts, dtype=torch.int64),
         cache_lens=torch.tensor([sequence.cache_len for sequence in sequences], dtype=torch.int64),
-        block_table=table,
+        block_table=torch.from_numpy(table),
         slot_mapping=_flatten([sequence.slot_mapping for sequence in sequences]),
-        logits_indices=torch.tensor(wanted, dtype=torch.int64),
+        logits_indices=_flatten(wanted),
     )
 
 
 def _flatten(rows: Sequence[Sequence[int]]) -> torch.Tensor:
-    return torch.tensor([value for row in rows for value in row], dtype=torch.int64)
+    return torch.tensor(list(itertools.chain.from_iterable(rows)), dtype=torch.int64)

@@ -2,19 +2,44 @@
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 
 from magicdec.errors import RequestError
-from magicdec.runtime.draft import Draft, no_draft
+from magicdec.runtime.draft import NO_DRAFT, Draft
 from magicdec.runtime.draft_cache import DraftCache
 from magicdec.runtime.model_input import SequenceInput, pack
 from magicdec.runtime.model_runner import ModelRunner
 from magicdec.runtime.request import Request
-from magicdec.runtime.sampler import sample_draft_token
+from magicdec.runtime.sampler import DraftToken, draft_draws, sample_draft_tokens
 from magicdec.runtime.scheduler import ScheduledRequest
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Work:
+    """A request's draft in the making."""
+
+    request: Request
+    num_tokens: int
+    draws: list[float]
+    tokens: list[int] = field(default_factory=list)
+    probs: list[torch.Tensor] = field(default_factory=list)  # none if the tokens are arg-maxima
+
+    @property
+    def wants_more(self) -> bool:
+        return len(self.tokens) < self.num_tokens
+
+    @property
+    def draft(self) -> Draft:
+        return Draft(self.tokens, self.probs or None)
+
+    def add(self, token: DraftToken) -> None:
+        self.tokens.append(token.token_id)
+        if token.probs is not None:
+            self.probs.append(token.probs)
 
 
 class ModelProposer:
@@ -30,16 +55,17 @@ class ModelProposer:
 
     def propose(self, scheduled: Sequence[ScheduledRequest]) -> list[Draft]:
         """Autoregressive drafts, each token drawn from the request's own processed distribution."""
-        tokens: dict[str, list[int]] = {entry.request.request_id: [] for entry in scheduled}
-        probs: dict[str, list[torch.Tensor]] = {entry.request.request_id: [] for entry in scheduled}
-        active = [e for e in scheduled if e.num_draft_tokens > 0 and e.request not in self._given_up]
+        wanted = [e for e in scheduled if e.num_draft_tokens > 0 and e.request not in self._given_up]
+        requests, counts = [e.request for e in wanted], [e.num_draft_tokens for e in wanted]
+        work = [_Work(*each) for each in zip(requests, counts, draft_draws(requests, counts), strict=True)]
         try:
-            self._draw_all(active, tokens, probs)
+            self._draw_all(work)
         except Exception:  # the caches count rows as read that may never have been computed
-            for entry in active:
-                self.cache.release(entry.request)
+            for request in requests:
+                self.cache.release(request)
             raise
-        return [self._draft(tokens[e.request.request_id], probs[e.request.request_id]) for e in scheduled]
+        drafts = {each.request: each.draft for each in work}
+        return [drafts.get(entry.request, NO_DRAFT) for entry in scheduled]
 
     def release(self, request: Request) -> None:
         """Drop the request's view; a preempted one does not draft again if it has been given up."""
@@ -47,45 +73,24 @@ class ModelProposer:
         if request.is_finished:
             self._given_up.discard(request)
 
-    def _draw_all(
-        self,
-        active: list[ScheduledRequest],
-        tokens: dict[str, list[int]],
-        probs: dict[str, list[torch.Tensor]],
-    ) -> None:
-        rows = [self.cache.catch_up(entry.request) for entry in active]
+    def _draw_all(self, active: list[_Work]) -> None:
+        rows = [self.cache.catch_up(work.request) for work in active]
         while active:
-            self._draw(active, rows, tokens, probs)
-            active = [e for e in active if len(tokens[e.request.request_id]) < e.num_draft_tokens]
-            active = [e for e in active if e.request not in self._given_up]
-            rows = [self._next_row(entry.request, tokens[entry.request.request_id]) for entry in active]
+            self._draw(active, rows)
+            active = [work for work in active if work.wants_more and work.request not in self._given_up]
+            rows = [self.cache.feed(work.request, work.tokens[-1], len(work.tokens)) for work in active]
 
-    def _draw(
-        self,
-        active: list[ScheduledRequest],
-        rows: list[SequenceInput],
-        tokens: dict[str, list[int]],
-        probs: dict[str, list[torch.Tensor]],
-    ) -> None:
+    def _draw(self, active: list[_Work], rows: list[SequenceInput]) -> None:
         """One packed draft pass, and one more token for every active request."""
         logits = self.runner.forward(pack(rows))  # [len(active), V]
-        for entry, row in zip(active, torch.split(logits, 1), strict=True):
-            owner = entry.request.request_id
-            try:
-                token, law = sample_draft_token(entry.request, row, tokens[owner])
-            except RequestError as error:
-                self._give_up(entry.request, error)
-                continue
-            tokens[owner].append(token)
-            probs[owner].append(law)
+        requests, tokens, draws = zip(*((work.request, work.tokens, work.draws) for work in active), strict=True)
+        for work, token in zip(active, sample_draft_tokens(requests, logits, tokens, draws), strict=True):
+            if isinstance(token, RequestError):
+                self._give_up(work.request, token)
+            else:
+                work.add(token)
 
     def _give_up(self, request: Request, error: RequestError) -> None:
         _log.warning("request %s goes on without drafts, its draft model failed: %s", request.request_id, error)
         self._given_up.add(request)
         self.cache.release(request)
-
-    def _next_row(self, request: Request, drafts: list[int]) -> SequenceInput:
-        return self.cache.feed(request, drafts[-1], len(drafts))
-
-    def _draft(self, token_ids: list[int], probs: list[torch.Tensor]) -> Draft:
-        return Draft(token_ids, torch.stack(probs)) if token_ids else no_draft(self.runner.vocab_size)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from magicdec.runtime.draft import Draft, no_draft, one_hot_draft
+from magicdec.runtime.draft import NO_DRAFT, Draft
 from magicdec.runtime.request import Request
 from magicdec.runtime.scheduler import ScheduledRequest
 
@@ -43,10 +43,10 @@ class NGramProposer:
 
     def _propose(self, entry: ScheduledRequest) -> Draft:
         if entry.num_draft_tokens == 0:
-            return no_draft(self.vocab_size)
+            return NO_DRAFT
         request = entry.request
         index = self._indexes.setdefault(request.request_id, _NGramIndex(self.min_ngram, self.max_ngram))
-        return one_hot_draft(index.continuation(request.token_ids, entry.num_draft_tokens), self.vocab_size)
+        return Draft(index.continuation(request.token_ids, entry.num_draft_tokens), None)
 
 
 class _NGramIndex:
@@ -83,7 +83,7 @@ class PlainProposer:
 
     def propose(self, scheduled: Sequence[ScheduledRequest]) -> list[Draft]:
         """Empty drafts."""
-        return [no_draft(self.vocab_size) for _ in scheduled]
+        return [NO_DRAFT for _ in scheduled]
 
     def release(self, request: Request) -> None:
         """Nothing is held."""

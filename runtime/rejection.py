@@ -10,8 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+
+Row = NDArray[np.floating[Any]]  # probabilities [V] on the host
 
 
 @dataclass(frozen=True)
@@ -24,7 +29,7 @@ class VerifyOutput:
 
 def rejection_sample(
     target_probs: torch.Tensor,  # [k + 1, V]
-    draft_probs: torch.Tensor,  # [k, V]
+    draft_probs: Sequence[torch.Tensor] | torch.Tensor,  # [k, V]
     draft_token_ids: Sequence[int],  # [k]
     accept_draws: Sequence[float],  # [k], in [0, 1)
     sample_draws: Sequence[float],  # [k + 1], in [0, 1): the recovered token at i, or the bonus token
@@ -36,7 +41,19 @@ def rejection_sample(
     """
     num_drafts = len(draft_token_ids)
     assert target_probs.shape[0] == num_drafts + 1 == len(sample_draws), "one target row and sample draw a token"
-    assert draft_probs.shape[0] == num_drafts == len(accept_draws), "one draft row and accept draw a draft token"
+    assert len(draft_probs) == num_drafts == len(accept_draws), "one draft row and accept draw a draft token"
+    draft_rows = [_on_host(row) for row in draft_probs]
+    return _first_rejected(_on_host(target_probs), draft_rows, draft_token_ids, accept_draws, sample_draws)
+
+
+def _first_rejected(
+    target_probs: Row,
+    draft_probs: Sequence[Row],
+    draft_token_ids: Sequence[int],
+    accept_draws: Sequence[float],
+    sample_draws: Sequence[float],
+) -> VerifyOutput:
+    num_drafts = len(draft_token_ids)
     for i, token_id in enumerate(draft_token_ids):
         if not accepts(target_probs[i], draft_probs[i], token_id, accept_draws[i]):
             recovered = sample(residual(target_probs[i], draft_probs[i]), sample_draws[i])
@@ -45,22 +62,31 @@ def rejection_sample(
     return VerifyOutput(num_drafts, (*draft_token_ids, bonus))
 
 
-def accepts(target_probs: torch.Tensor, draft_probs: torch.Tensor, token_id: int, draw: float) -> bool:
+def accepts(target_probs: Row, draft_probs: Row, token_id: int, draw: float) -> bool:
     """Whether the draft token stands, for rows [V]. Strict, so that no draw accepts a token of target probability 0."""
     draft_prob = float(draft_probs[token_id])
     assert draft_prob > 0, "a draft token that its own draft_probs exclude"
     return draw * draft_prob < float(target_probs[token_id])
 
 
-def residual(target_probs: torch.Tensor, draft_probs: torch.Tensor) -> torch.Tensor:
-    """max(target - draft, 0), float64 [V], unnormalised: the law of a recovered token.
+def residual(target_probs: Row, draft_probs: Row) -> NDArray[np.float64]:
+    """max(target - draft, 0), [V], unnormalised: the law of a recovered token.
 
     Without rounding it is empty only if both rows are equal, and then nothing is ever rejected. With rounding, rows
     that differ by their last bits may reject (with a probability of that size) and leave nothing above the draft; the
     target's own row then differs from the right law by no more than that rounding, and has no token it excludes.
     """
-    excess = (target_probs.double() - draft_probs.double()).clamp_(min=0)
-    return excess if bool(excess.any()) else target_probs.double()
+    excess = np.subtract(target_probs, draft_probs, dtype=np.float64)
+    np.maximum(excess, 0, out=excess)
+    return excess if excess.any() else target_probs.astype(np.float64)
+
+
+def greedy_sample(best: Sequence[int], draft_token_ids: Sequence[int]) -> VerifyOutput:
+    """The target's arg-max tokens [k + 1], for as long as the draft foresaw them: both rules for one-hot rows."""
+    num_accepted = 0
+    while num_accepted < len(draft_token_ids) and draft_token_ids[num_accepted] == best[num_accepted]:
+        num_accepted += 1
+    return VerifyOutput(num_accepted, tuple(best[: num_accepted + 1]))
 
 
 def coupled_sample(
@@ -84,16 +110,17 @@ def coupled_sample(
     return VerifyOutput(len(token_ids) - 1, tuple(token_ids))
 
 
-def sample(probs: torch.Tensor, draw: float) -> int:
+def sample(probs: torch.Tensor | Row, draw: float) -> int:
     """Inverse of the cumulative sum at `draw` in [0, 1), for `probs` [V] of any total; never a token of probability 0.
 
     On the CPU the sum runs in order of ids and never decreases, which a parallel sum does not promise.
     """
-    cumulative = probs.to("cpu", torch.float64).cumsum(0)
+    row = torch.from_numpy(probs) if isinstance(probs, np.ndarray) else probs.cpu()
+    cumulative = row.double().cumsum(0).numpy()
     total = float(cumulative[-1])
     assert 0 < total < float("inf"), "probabilities must be finite and not all zero"
-    last = int(torch.searchsorted(cumulative, total))  # the last token with a share; draw * total may round to total
-    return min(int(torch.searchsorted(cumulative, draw * total, right=True)), last)
+    last = int(cumulative.searchsorted(total))  # the last token with a share; draw * total may round to total
+    return min(int(cumulative.searchsorted(draw * total, side="right")), last)
 
 
 def sample_gumbel(probs: torch.Tensor, noise: torch.Tensor) -> int:
@@ -106,3 +133,9 @@ def one_hot_probs(token_ids: Sequence[int], vocab_size: int, dtype: torch.dtype 
     probs = torch.zeros(len(token_ids), vocab_size, dtype=dtype)
     probs[torch.arange(len(token_ids)), torch.as_tensor(list(token_ids), dtype=torch.long)] = 1
     return probs
+
+
+def _on_host(probs: torch.Tensor) -> Row:
+    """The same numbers for numpy, whose access to single entries costs next to nothing."""
+    rows: Row = (probs if probs.dtype in (torch.float32, torch.float64) else probs.double()).cpu().numpy()
+    return rows

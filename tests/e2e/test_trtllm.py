@@ -4,7 +4,7 @@ import json
 import pydoc_data.topics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,7 +13,7 @@ import torch
 
 from magicdec.builder.build import build_pair
 from magicdec.builder.config import load_config
-from magicdec.errors import EngineError
+from magicdec.errors import EngineError, RequestError
 from magicdec.runtime.draft import Draft
 from magicdec.runtime.llm import LLM
 from magicdec.runtime.manifest import PairConfig, load_pair
@@ -22,7 +22,7 @@ from magicdec.runtime.model_runner import ModelRunner
 from magicdec.runtime.outputs import RequestOutput
 from magicdec.runtime.rejection import VerifyOutput
 from magicdec.runtime.request import Request
-from magicdec.runtime.sampler import verify
+from magicdec.runtime.sampler import Span, verify_all
 from magicdec.runtime.sampling_params import SamplingParams
 from magicdec.runtime.torch_runner import TorchRunner
 from magicdec.runtime.trtllm_runner import TrtllmRunner
@@ -75,12 +75,15 @@ def accepted_counts(monkeypatch: pytest.MonkeyPatch) -> set[tuple[int, int]]:
     """(draft tokens, accepted ones) of every verification, as they come."""
     seen: set[tuple[int, int]] = set()
 
-    def recorded(request: Request, logits: torch.Tensor, draft: Draft) -> VerifyOutput:
-        verdict = verify(request, logits, draft)
-        seen.add((len(draft.token_ids), verdict.num_accepted))
-        return verdict
+    def recorded(
+        requests: Sequence[Request], logits: torch.Tensor, spans: Sequence[Span], drafts: Sequence[Draft]
+    ) -> list[VerifyOutput | RequestError]:
+        verdicts = verify_all(requests, logits, spans, drafts)
+        pairs = zip(drafts, verdicts, strict=True)
+        seen.update((len(draft.token_ids), out.num_accepted) for draft, out in pairs if isinstance(out, VerifyOutput))
+        return verdicts
 
-    monkeypatch.setattr("magicdec.runtime.engine.verify", recorded)
+    monkeypatch.setattr("magicdec.runtime.engine.verify_all", recorded)
     return seen
 
 

@@ -39,6 +39,12 @@ def test_uniform_is_the_first_word_of_its_philox_block(seed: int, position: int,
 
 
 @settings(deadline=None)
+@given(keys=st.lists(st.tuples(SEEDS, POSITIONS, st.sampled_from(Purpose)), max_size=20))
+def test_draws_made_together_are_those_made_alone(keys: list[tuple[int, int, Purpose]]) -> None:
+    assert draws.uniforms(keys) == [uniform(*key) for key in keys]
+
+
+@settings(deadline=None)
 @given(seed=SEEDS, position=POSITIONS)
 def test_gumbel_is_made_of_the_words_in_order(seed: int, position: int) -> None:
     words = [w for block in (1, 2) for w in philox((block, position, int(Purpose.GUMBEL), 0), (seed, 0))]

@@ -124,7 +124,7 @@ FAULTS = {
     "recover from the next row": (RECOVER, "sample(residual(target_probs[i + 1], draft_probs[i]), sample_draws[i])"),
     "recover from the first row": (RECOVER, "sample(residual(target_probs[0], draft_probs[0]), sample_draws[i])"),
     "recover with the first draw": (RECOVER, "sample(residual(target_probs[i], draft_probs[i]), sample_draws[0])"),
-    "residual of either sign": (".clamp_(min=0)", ".abs_()"),
+    "residual of either sign": ("np.maximum(excess, 0, out=excess)", "np.abs(excess, out=excess)"),
     "bonus from the previous row": (BONUS, "sample(target_probs[num_drafts - 1], sample_draws[num_drafts])"),
     "bonus from the draft": (BONUS, "sample(draft_probs[-1], sample_draws[num_drafts])"),
     "bonus with the first draw": (BONUS, "sample(target_probs[num_drafts], sample_draws[0])"),

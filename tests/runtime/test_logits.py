@@ -170,7 +170,7 @@ def test_token_ids_outside_the_vocabulary_are_refused(token_id: int) -> None:
 
 def test_more_rows_than_drafts_are_our_fault() -> None:
     with pytest.raises(AssertionError, match="more rows than draft tokens"):
-        LogitsProcessor(SamplingParams(), [], 2).probs(torch.zeros(3, 2), [0])
+        LogitsProcessor(SamplingParams(presence_penalty=1), [], 2).probs(torch.zeros(3, 2), [0])
 
 
 def test_inference_mode_may_come_and_go() -> None:
