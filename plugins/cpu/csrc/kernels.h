@@ -10,6 +10,9 @@ namespace magicdec {
 
 struct AttentionArgs;
 class AttentionPlan;
+struct Matrix;
+struct Product;
+struct Rows;
 
 struct Kernels {
     const char *name;
@@ -17,6 +20,8 @@ struct Kernels {
     uint64_t (*read_bytes)(const uint8_t *data, size_t size);
     // A thread's part of one layer's attention. A barrier must follow before `out` is read or the plan used again.
     void (*attention)(const AttentionArgs &args, AttentionPlan &plan, const Team &team);
+    // The product of x [rows, inputs] with some panels of a matrix; memory: linear_thread_size(inputs) floats.
+    void (*linear)(const Matrix &matrix, const Rows &x, int64_t rows, const Share &panels, const Product &product, float *memory);
 };
 
 namespace portable {

@@ -5,6 +5,7 @@
 namespace magicdec::ISA {
 
 void attention(const AttentionArgs &args, AttentionPlan &plan, const Team &team);
+void linear(const Matrix &matrix, const Rows &x, int64_t rows, const Share &panels, const Product &product, float *memory);
 
 namespace {
 
@@ -31,6 +32,7 @@ const Kernels kernels = {
 #endif
     read_bytes,
     attention,
+    linear,
 };
 
 } // namespace magicdec::ISA
