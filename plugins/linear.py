@@ -117,3 +117,8 @@ class Embedding:
         if self.scale is None:
             return functional.embedding(token_ids, self.table).to(dtype)
         return from_int8(self.table[token_ids], self.scale[token_ids], dtype)
+
+
+def load_embedding(weights: Mapping[str, torch.Tensor], prefix: str) -> Embedding:
+    """The embedding whose tensors are named `prefix` + "weight", and "weights_scaling_factor" if it is int8."""
+    return Embedding(weights[prefix + "weight"], weights.get(prefix + "weights_scaling_factor"))

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from magicdec.plugins.attention import paged_attention, sequence_views
-from magicdec.plugins.linear import Linear, load_linear
+from magicdec.plugins.linear import Linear, load_embedding, load_linear
 from magicdec.plugins.rotary import Rotary, rotate
 from magicdec.runtime.communicator import Communicator, SingleRank
 from magicdec.runtime.kv_cache import KVCache
@@ -89,7 +89,7 @@ class Layer:
 
 
 class TorchModel:
-    """Forward pass over a paged cache. All arithmetic is in the weights' dtype, norms in at least float32.
+    """Forward pass over a paged cache. All arithmetic is in the norms' dtype, norms in at least float32.
 
     With several ranks the weights are one rank's: its own heads, its columns of the matrices that follow them (whose
     products are summed over the ranks), its rows of the output matrix. Every rank returns the whole logits.
@@ -100,24 +100,25 @@ class TorchModel:
         self.communicator = communicator or SingleRank()
         self.num_heads = config.num_heads // self.communicator.size
         self.num_kv_heads = config.local_kv_heads(self.communicator.size)
-        self.embedding = weights["transformer.vocab_embedding.weight"]
+        self.embedding = load_embedding(weights, "transformer.vocab_embedding.")
         self.layers: Iterable[Layer] = [Layer.from_checkpoint(weights, index) for index in range(config.num_layers)]
         self.final_norm = weights["transformer.ln_f.weight"]
-        self.head = weights["lm_head.weight"]
-        self.wide = torch.promote_types(self.embedding.dtype, torch.float32)
+        self.head = load_linear(weights, "lm_head.")
+        self.dtype, self.device = self.final_norm.dtype, self.final_norm.device
+        self.wide = torch.promote_types(self.dtype, torch.float32)
         self.rotary = Rotary(config.head_size, config.rotary_base, config.rotary_scaling, self.wide)
-        self.rotary.inverse_frequencies = self.rotary.inverse_frequencies.to(self.embedding.device)
+        self.rotary.inverse_frequencies = self.rotary.inverse_frequencies.to(self.device)
         self.scale = config.head_size**-0.5
 
     def forward(self, inputs: ModelInput, cache: KVCache, block_size: int) -> torch.Tensor:
         """Logits [N, vocab_size] in at least float32."""
-        device, dtype = self.embedding.device, self.embedding.dtype
+        device, dtype = self.device, self.dtype
         views = sequence_views(
             inputs.query_start_loc.tolist(), inputs.cache_lens.tolist(), inputs.block_table.tolist(), block_size
         )
         slots = inputs.slot_mapping.to(device)
         cos, sin = (angle.to(dtype) for angle in self.rotary.angles(inputs.positions.to(device)))
-        hidden = functional.embedding(inputs.input_ids.to(device), self.embedding)  # [T, hidden]
+        hidden = self.embedding(inputs.input_ids.to(device), dtype)  # [T, hidden]
         for index, layer in enumerate(self.layers):
             query, key, value = self._project(layer, self._norm(hidden, layer.input_norm, layer.input_offset), cos, sin)
             if cache.turn is not None:
@@ -131,7 +132,7 @@ class TorchModel:
             inner = functional.silu(layer.gate(normed)) * layer.up(normed)
             hidden = hidden + self.communicator.all_reduce(layer.down(inner))
         wanted = self._norm(hidden[inputs.logits_indices.to(device)], self.final_norm)
-        logits = self.communicator.all_gather(functional.linear(wanted, self.head))  # padded rows stand at the end
+        logits = self.communicator.all_gather(self.head(wanted))  # padded rows stand at the end
         return logits[:, : self.config.vocab_size].to(self.wide)
 
     def _project(

@@ -24,6 +24,7 @@ class TorchRunner:
 
     dtype: compute in this type instead of the checkpoint's (float64 in tests). Logits are float32, float64 in float64.
     communicator: the ranks that the engine was built for, of which this runner is one (see `runtime.parallel`).
+    cache: a pool of another runner of the same model, of num_blocks blocks, to read and write instead of an own one.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class TorchRunner:
         dtype: torch.dtype | None = None,
         device: str = "cpu",
         communicator: Communicator | None = None,
+        cache: KVCache | None = None,
     ) -> None:
         manifest, ranks = load_engine(engine_dir), communicator or SingleRank()
         if manifest.tp_size != ranks.size:
@@ -49,8 +51,9 @@ class TorchRunner:
         config = ModelConfig.from_checkpoint(json.loads((engine_dir / "config.json").read_text()))
         weights = self._load(engine_dir / f"rank{ranks.rank}.safetensors")
         self.model = TorchModel(config, weights, ranks)
+        self.owns_cache = cache is None
         names = (f"transformer.layers.{i}.attention.kv_cache_scaling_factor" for i in range(config.num_layers))
-        self.cache = KVCache(
+        self.cache = cache or KVCache(
             num_layers=config.num_layers,
             num_kv_heads=self.model.num_kv_heads,
             head_size=config.head_size,
@@ -62,8 +65,8 @@ class TorchRunner:
 
     @property
     def kv_bytes(self) -> int:
-        """Size of this rank's KV pool."""
-        return self.cache.num_bytes
+        """Size of this rank's KV pool; 0 where it is another runner's."""
+        return self.cache.num_bytes if self.owns_cache else 0
 
     @torch.inference_mode()
     def forward(self, inputs: ModelInput) -> torch.Tensor:
@@ -95,7 +98,8 @@ class TorchRunner:
             raise EngineError(f"{path} cannot be read: {error}; build the pair again with build-engine") from error
 
     def _convert(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Into the dtype of the computation; FP8 scales stay what they are."""
+        """Into the dtype of the computation; int8 and int4 numbers and all scales stay what they are."""
         if tensor.dtype == FP8:
             return from_fp8(tensor, product_dtype(self.dtype))
-        return tensor if name.endswith("_scaling_factor") else tensor.to(self.dtype)
+        quantised = not tensor.dtype.is_floating_point or name.endswith(("_scaling_factor", "weights_offset"))
+        return tensor if quantised else tensor.to(self.dtype)
