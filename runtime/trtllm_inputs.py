@@ -41,11 +41,6 @@ class StepTensors:
     tensors: Mapping[str, torch.Tensor]
     logits_rows: torch.Tensor
 
-    @property
-    def rows_in_order(self) -> bool:
-        """Whether the engine's first N rows of logits are the wanted ones, in the caller's order."""
-        return torch.equal(self.logits_rows, torch.arange(len(self.logits_rows)))
-
 
 def step_tensors(inputs: ModelInput, limits: EngineLimits) -> StepTensors:
     """All tensors that change from step to step, for B sequences and T rows.
