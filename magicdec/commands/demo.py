@@ -56,7 +56,7 @@ def demo(
     """
     from magicdec.runtime.sampling_params import SamplingParams
 
-    text = _text(text_file)
+    text = read_long_text(text_file)
     params = SamplingParams(temperature=0, frequency_penalty=FREQUENCY_PENALTY, max_tokens=max_tokens)
     engine = prepare_engine(cache_dir, dtype, context + max_tokens)
     llm = load(engine, context, max_tokens, window=window, num_draft_tokens=num_draft_tokens)
@@ -74,7 +74,7 @@ def demo(
         console.print(WHY_SLOWER, style="dim")
 
 
-def _text(path: Path | None) -> str:
+def read_long_text(path: Path | None) -> str:
     """The user's text, or the topics that `help()` shows, which every Python carries."""
     if path is not None:
         return read_text(path)

@@ -57,7 +57,7 @@ def make_plan(
     """Both ways in which a model can draft for itself."""
     from magicdec.builder.config import load_config, resolve_config
     from magicdec.builder.fetch import fetch_smollm2
-    from magicdec.commands.demo import _text
+    from magicdec.commands.demo import read_long_text
     from magicdec.gpu_checks import Plan
     from magicdec.runtime.manifest import PairConfig
 
@@ -69,7 +69,7 @@ def make_plan(
         changes = {"draft": loaded["draft"] | {"kind": kind, "sink_positions": None}}
         base = PairConfig.model_validate(loaded | changes)
         pairs[kind] = (draft, resolve_config(base, kind=kind, dtype=dtype))
-    return Plan(model, pairs, cache_dir / "gpu-check", _text(None), context=context)
+    return Plan(model, pairs, cache_dir / "gpu-check", read_long_text(None), context=context)
 
 
 def format_report(machine: "Rows", plan: "Plan", checks: "list[Check]") -> str:

@@ -42,7 +42,7 @@ def test_the_prompt_has_the_length_asked_for(llm: LLM) -> None:
 
 
 def test_the_default_text_is_long_and_always_the_same() -> None:
-    text = demo._text(None)
+    text = demo.read_long_text(None)
     assert len(text) > 300_000
     assert text.startswith('The "assert" statement')
 
