@@ -1,12 +1,15 @@
-"""Executes an engine directory's checkpoint with PyTorch, on a CPU or, by the same code, on CUDA."""
+"""Executes an engine directory's checkpoint, on a CPU by the native library, elsewhere by PyTorch."""
 
 import json
+import logging
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 
 from magicdec.errors import EngineError
+from magicdec.plugins.cpu.library import native
+from magicdec.plugins.cpu.linear import DTYPES as NATIVE_DTYPES
 from magicdec.plugins.fp8 import FP8, from_fp8
 from magicdec.plugins.linear import product_dtype
 from magicdec.plugins.rotary import rotate
@@ -14,13 +17,15 @@ from magicdec.runtime.communicator import Communicator, SingleRank
 from magicdec.runtime.kv_cache import KVCache
 from magicdec.runtime.manifest import load_engine
 from magicdec.runtime.model_input import ModelInput
+from magicdec.runtime.native_model import NativeModel, obstacle
 from magicdec.runtime.torch_model import ModelConfig, TorchModel
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
+_log = logging.getLogger(__name__)
 
 
 class TorchRunner:
-    """A `ModelRunner` on PyTorch. engine_dir: the `target/` or `draft/` folder of a pair.
+    """A `ModelRunner` on PyTorch's tensors. engine_dir: the `target/` or `draft/` folder of a pair.
 
     dtype: compute in this type instead of the checkpoint's (float64 in tests). Logits are float32, float64 in float64.
     communicator: the ranks that the engine was built for, of which this runner is one (see `runtime.parallel`).
@@ -50,9 +55,10 @@ class TorchRunner:
         self.dtype = dtype or DTYPES[manifest.dtype]
         config = ModelConfig.from_checkpoint(json.loads((engine_dir / "config.json").read_text()))
         weights = self._load(engine_dir / f"rank{ranks.rank}.safetensors")
-        self.model = TorchModel(config, weights, ranks)
-        self.owns_cache = cache is None
         names = (f"transformer.layers.{i}.attention.kv_cache_scaling_factor" for i in range(config.num_layers))
+        fp8_scales = [weights[name].item() for name in names] if manifest.kv_cache_quant_algo == "FP8" else None
+        self.model = self._model(config, weights, ranks)
+        self.owns_cache = cache is None
         self.cache = cache or KVCache(
             num_layers=config.num_layers,
             num_kv_heads=self.model.num_kv_heads,
@@ -60,7 +66,7 @@ class TorchRunner:
             num_slots=num_blocks * block_size,
             dtype=self.dtype,
             device=self.device,
-            fp8_scales=[weights[name].item() for name in names] if manifest.kv_cache_quant_algo == "FP8" else None,
+            fp8_scales=fp8_scales,
         )
 
     @property
@@ -89,6 +95,19 @@ class TorchRunner:
         cos, sin = self.model.rotary.angles(torch.tensor(positions, device=self.device))  # [n, 1, head_size]
         cos, sin = cos.squeeze(1), sin.squeeze(1)
         return rotate(keys, cos, -sin if back else sin)
+
+    def _model(
+        self, config: ModelConfig, weights: dict[str, torch.Tensor], ranks: Communicator
+    ) -> NativeModel | TorchModel:
+        """The native model where there is one: on one CPU, in a dtype that it knows, if the library was built."""
+        if self.device.type == "cpu" and ranks.size == 1 and self.dtype in NATIVE_DTYPES:
+            library = native()
+            reason = obstacle(config, weights)
+            if library is not None and reason is None:
+                return NativeModel(library, config, weights)
+            if library is not None:
+                _log.warning("%s: computing with PyTorch's kernels, which are several times slower", reason)
+        return TorchModel(config, weights, ranks)
 
     def _load(self, path: Path) -> dict[str, torch.Tensor]:
         try:

@@ -10,6 +10,8 @@ namespace magicdec {
 
 struct AttentionArgs;
 class AttentionPlan;
+struct Decoder;
+struct Head;
 struct Matrix;
 struct Product;
 struct Rows;
@@ -22,6 +24,11 @@ struct Kernels {
     void (*attention)(const AttentionArgs &args, AttentionPlan &plan, const Team &team);
     // The product of x [rows, inputs] with some panels of a matrix; memory: linear_thread_size(inputs) floats.
     void (*linear)(const Matrix &matrix, const Rows &x, int64_t rows, const Share &panels, const Product &product, float *memory);
+    // A decoder's steps for one row: see step_kernels.cpp.
+    void (*embed)(const Decoder &decoder, int64_t token, float *to);
+    void (*norm)(const float *x, const float *weight, const float *offset, int64_t size, float epsilon, const Rows &to, int64_t row);
+    void (*write_head)(const Head &head, int64_t size, float epsilon);
+    void (*convert)(const Rows &from, int64_t row, int64_t size, const Rows &to);
 };
 
 namespace portable {

@@ -53,4 +53,14 @@ static inline float from_float8(uint8_t x) { // E4M3: no infinity, one NaN
     return as_float(sign | as_bits(as_float(magnitude << 20) * 0x1p120f)); // subnormals included
 }
 
+static inline uint8_t to_float8(float x) { // E4M3, to nearest even, saturated
+    const uint32_t bits = as_bits(x), magnitude = bits & 0x7fffffff;
+    const uint8_t sign = static_cast<uint8_t>(bits >> 24 & 0x80);
+    if (magnitude > 0x7f800000) return sign | 0x7f;
+    if (magnitude >= as_bits(448.0f)) return sign | 0x7e;
+    if (magnitude < as_bits(0x1p-6f)) // a multiple of 2^-9: adding 2^14 leaves just those bits
+        return static_cast<uint8_t>(sign | (as_bits(as_float(magnitude) + 0x1p14f) - as_bits(0x1p14f)));
+    return static_cast<uint8_t>(sign | (magnitude - 0x3c000000 + 0x7ffff + (magnitude >> 20 & 1)) >> 20);
+}
+
 } // namespace magicdec

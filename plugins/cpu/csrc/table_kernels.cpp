@@ -6,6 +6,10 @@ namespace magicdec::ISA {
 
 void attention(const AttentionArgs &args, AttentionPlan &plan, const Team &team);
 void linear(const Matrix &matrix, const Rows &x, int64_t rows, const Share &panels, const Product &product, float *memory);
+void embed(const Decoder &decoder, int64_t token, float *to);
+void norm(const float *x, const float *weight, const float *offset, int64_t size, float epsilon, const Rows &to, int64_t row);
+void write_head(const Head &head, int64_t size, float epsilon);
+void convert(const Rows &from, int64_t row, int64_t size, const Rows &to);
 
 namespace {
 
@@ -33,6 +37,10 @@ const Kernels kernels = {
     read_bytes,
     attention,
     linear,
+    embed,
+    norm,
+    write_head,
+    convert,
 };
 
 } // namespace magicdec::ISA
