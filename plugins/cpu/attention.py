@@ -93,7 +93,7 @@ def paged_attention(
     num_rows, num_heads, _ = query.shape
     if (sequences.last_block + 1) * sequences.block_size > num_slots or num_rows < sequences.num_rows:
         raise ValueError(
-            f"block {sequences.last_block} of {sequences.block_size} slots or row {sequences.num_rows - 1} lies outside "
+            f"block {sequences.last_block} of {sequences.block_size} slots or row {sequences.num_rows - 1} is outside "
             f"a cache of {num_slots} slots or a query of {num_rows} rows"
         )
     if num_heads % num_kv_heads or values.shape != keys.shape or values.dtype != keys.dtype:

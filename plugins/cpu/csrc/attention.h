@@ -119,7 +119,7 @@ class AttentionPlan {
 // Floats that a thread of the kernel needs.
 static inline int64_t attention_thread_size(int64_t head_size) {
     const int64_t width = padded(head_size);
-    return kGroupRows * (3 * width + kTile + 16 + 8) + 2 * kTile * width;
+    return kGroupRows * (3 * width + kTile + 16 + 8) + kTile * width;
 }
 
 } // namespace magicdec

@@ -75,61 +75,149 @@ inline Floats load_part(const typename Cache::Element *row, int64_t at, int64_t 
     return Loader<Cache, Operand>::load(part);
 }
 
-// One sequence's keys or values of a KV head, and where a tile of them stands.
-template <class Cache> struct Pages {
-    typedef typename Cache::Element Element;
-    const Element *rows[kTile];
+// Where the rows of a tile stand, in elements from the first slot of a KV head on.
+struct TileRows {
+    int64_t offsets[kTile];
 
-    // Rows of entries start .. start + count, and of zeros up to `end`.
-    void find(
-        const Element *cache, const AttentionSequence &sequence, const AttentionArgs &args, int64_t start, int64_t count,
-        int64_t end
-    ) {
-        static const Element zeros[kMaxHeadSize] = {};
+    // Entries start .. start + count; then, up to `end`, the first of them again: what is masked needs a number only.
+    void find(const AttentionSequence &sequence, const AttentionArgs &args, int64_t start, int64_t count, int64_t end) {
         const int64_t block_size = args.block_size, head_size = args.head_size;
         int64_t block = start / block_size, offset = start % block_size;
         for (int64_t i = 0; i < count; ++block, offset = 0) {
-            const Element *row = cache + (sequence.blocks[block] * block_size + offset) * head_size;
-            for (const int64_t stop = std::min(count, i + block_size - offset); i < stop; ++i, row += head_size) rows[i] = row;
+            const int64_t first = (sequence.blocks[block] * block_size + offset) * head_size, last = std::min(count, i + block_size - offset);
+            for (int64_t j = i; j < last; ++j) offsets[j] = first + (j - i) * head_size;
+            i = last;
         }
-        for (int64_t i = count; i < end; ++i) rows[i] = zeros;
+        for (int64_t i = count; i < end; ++i) offsets[i] = offsets[0];
+    }
+};
+
+// Rows that will be read soon, asked for a few at a time while others are computed with: that keeps the memory busy, and
+// it takes one core's few outstanding reads no more than it has.
+struct Prefetch {
+    static constexpr int64_t kChunk = 128, kMost = 2; // bytes that are asked for at a time; chunks of a row: the CPU sees the rest coming
+    const char *chunks[kMost * kTile];
+    int64_t next = 0, count = 0;
+
+    void clear() { next = count = 0; }
+
+    template <class Element> void plan(const Element *cache, const TileRows &rows, int64_t num_rows, int64_t head_size) {
+        const int64_t bytes = head_size * static_cast<int64_t>(sizeof(Element));
+        clear();
+        for (int64_t i = 0; i < num_rows; ++i) chunks[i] = reinterpret_cast<const char *>(cache + rows.offsets[i]);
+        count = num_rows;
+        if (bytes <= kChunk) return;
+        for (int64_t i = 0; i < num_rows; ++i) chunks[count++] = chunks[i] + kChunk;
+    }
+
+    void issue(int64_t some) {
+        for (const int64_t last = std::min(count, next + some); next < last; ++next) {
+            __builtin_prefetch(chunks[next]);
+            __builtin_prefetch(chunks[next] + 64);
+        }
     }
 };
 
 // Keys to columns: to [padded / numbers, kTile].
 template <class Cache, class Operand>
-void pack_keys(const Pages<Cache> &pages, int64_t count, int64_t head_size, float *to) {
+void pack_keys(
+    const typename Cache::Element *keys, const TileRows &rows, int64_t count, int64_t head_size, float *to, Prefetch &ahead
+) {
     const int64_t depth = padded(head_size) / Operand::kNumbers;
-    for (int64_t key = 0; key < count; key += kLanes)
+    for (int64_t key = 0; key < count; key += kLanes) {
+        ahead.issue(kLanes / 2);
         for (int64_t d = 0; d < depth; d += kLanes) {
             Floats x[kLanes];
             UNROLL for (int i = 0; i < kLanes; ++i)
-                x[i] = load_part<Cache, Operand>(pages.rows[key + i], d * Operand::kNumbers, head_size);
+                x[i] = load_part<Cache, Operand>(keys + rows.offsets[key + i], d * Operand::kNumbers, head_size);
             transpose(x);
             UNROLL for (int i = 0; i < kLanes; ++i) store(to + (d + i) * kTile + key, x[i]);
         }
+    }
 }
 
 // Values as they stand, several rows to an operand: to [count / numbers, padded].
 template <class Cache, class Operand>
-void pack_values(const Pages<Cache> &pages, int64_t count, int64_t head_size, float *to) {
+void pack_values(
+    const typename Cache::Element *values, const TileRows &rows, int64_t count, int64_t head_size, float *to, Prefetch &ahead
+) {
     const int64_t width = padded(head_size);
     if constexpr (Operand::kNumbers == 1) {
-        for (int64_t key = 0; key < count; ++key)
+        for (int64_t key = 0; key < count; ++key) {
+            if (key % 2) ahead.issue(1);
             for (int64_t d = 0; d < width; d += kLanes)
-                store(to + key * width + d, load_part<Cache, Operand>(pages.rows[key], d, head_size));
+                store(to + key * width + d, load_part<Cache, Operand>(values + rows.offsets[key], d, head_size));
+        }
     } else {
 #if defined(MAGICDEC_AVX512)
         const __m512i low = _mm512_load_si512(kPairOrder.indices), high = _mm512_load_si512(kPairOrder.indices + 32);
-        for (int64_t key = 0; key < count; key += 2)
+        for (int64_t key = 0; key < count; key += 2) {
+            ahead.issue(1);
             for (int64_t d = 0; d < width; d += 32) {
-                const __m512i first = (__m512i)load_part<Cache, Operand>(pages.rows[key], d, head_size);
-                const __m512i second = (__m512i)load_part<Cache, Operand>(pages.rows[key + 1], d, head_size);
+                const __m512i first = (__m512i)load_part<Cache, Operand>(values + rows.offsets[key], d, head_size);
+                const __m512i second = (__m512i)load_part<Cache, Operand>(values + rows.offsets[key + 1], d, head_size);
                 store(to + key / 2 * width + d, (Floats)_mm512_permutex2var_epi16(first, low, second));
                 store(to + key / 2 * width + d + 16, (Floats)_mm512_permutex2var_epi16(first, high, second));
             }
+        }
 #endif
     }
+}
+
+// c[r][n] = (keep ? keep[r] * c[r][n] : 0) + sum over k = 0, 1, ... of a[r][k] * b[k][n], for Rows rows and
+// Vectors * kLanes columns. a [Rows, depth], b [depth, columns], c: 32-bit elements; lda, ldb, ldc: from row to row.
+template <class Operand, int Rows, int Vectors>
+inline void multiply_block(
+    const float *a, int64_t lda, const float *b, int64_t ldb, int64_t depth, const float *keep, float *c, int64_t ldc,
+    Prefetch &ahead
+) {
+    Floats sums[Rows][Vectors];
+    UNROLL for (int r = 0; r < Rows; ++r) UNROLL for (int v = 0; v < Vectors; ++v) sums[r][v] = Floats{};
+    for (int64_t k = 0; k < depth; ++k, b += ldb) {
+        ahead.issue(1);
+        Floats right[Vectors];
+        UNROLL for (int v = 0; v < Vectors; ++v) right[v] = load(b + v * kLanes);
+        UNROLL for (int r = 0; r < Rows; ++r) {
+            const Floats left = all(a[r * lda + k]);
+            UNROLL for (int v = 0; v < Vectors; ++v) sums[r][v] = Operand::add_product(sums[r][v], left, right[v]);
+        }
+    }
+    UNROLL for (int r = 0; r < Rows; ++r) UNROLL for (int v = 0; v < Vectors; ++v) {
+        float *to = c + r * ldc + v * kLanes;
+        store(to, keep ? fma(all(keep[r]), load(to), sums[r][v]) : sums[r][v]);
+    }
+}
+
+// The same for up to kBlockRows rows and kBlockVectors vectors.
+template <class Operand, int Rows = kBlockRows, int Vectors = kBlockVectors>
+inline void multiply_some(
+    int64_t rows, int64_t vectors, const float *a, int64_t lda, const float *b, int64_t ldb, int64_t depth,
+    const float *keep, float *c, int64_t ldc,
+    Prefetch &ahead
+) {
+    if constexpr (Rows > 1)
+        if (rows < Rows) return multiply_some<Operand, Rows - 1, Vectors>(rows, vectors, a, lda, b, ldb, depth, keep, c, ldc, ahead);
+    if constexpr (Vectors > 1)
+        if (vectors < Vectors) return multiply_some<Operand, Rows, Vectors - 1>(rows, vectors, a, lda, b, ldb, depth, keep, c, ldc, ahead);
+    multiply_block<Operand, Rows, Vectors>(a, lda, b, ldb, depth, keep, c, ldc, ahead);
+}
+
+// The same for any number of rows and vectors. Every element is one sum in one order, whatever that number is.
+template <class Operand>
+inline void multiply(
+    int64_t rows, int64_t vectors, const float *a, int64_t lda, const float *b, int64_t ldb, int64_t depth,
+    const float *keep, float *c, int64_t ldc,
+    Prefetch &ahead
+) {
+    const int64_t blocks = (rows + kBlockRows - 1) / kBlockRows;
+    for (int64_t v = 0; v < vectors; v += kBlockVectors)
+        for (int64_t i = 0; i < blocks; ++i) {
+            const int64_t first = rows * i / blocks, last = rows * (i + 1) / blocks; // of nearly equal size
+            multiply_some<Operand>(
+                last - first, vectors - v < kBlockVectors ? vectors - v : kBlockVectors, a + first * lda, lda,
+                b + v * kLanes, ldb, depth, keep ? keep + first : nullptr, c + first * ldc + v * kLanes, ldc, ahead
+            );
+        }
 }
 
 // Query rows as operands: to [rows, padded / numbers].
@@ -207,12 +295,14 @@ template <class Query, class Cache, class Operand> class Worker {
   public:
     Worker(const AttentionArgs &args, float *memory)
         : args_(args), group_(args.num_heads / args.num_kv_heads), width_(padded(args.head_size)), query_(memory),
-          keys_(query_ + kGroupRows * width_), values_(keys_ + kTile * width_), scores_(values_ + kTile * width_),
+          tile_(query_ + kGroupRows * width_), scores_(tile_ + kTile * width_),
           denominators_(scores_ + kGroupRows * kTile), factors_(denominators_ + kGroupRows * kLanes),
           state_(factors_ + kGroupRows + 16), split_(state_ + kGroupRows * (width_ + 2)) {}
 
-    void run(const AttentionItem &item) {
+    // following: the item that is likely to come next, or null.
+    void run(const AttentionItem &item, const AttentionItem *following) {
         const AttentionSequence &sequence = args_.sequences[item.sequence];
+        following_ = following;
         pack_query<Query, Operand>(args_, sequence, item, query_);
         if (item.split >= 0) return run_split(sequence, item, item.split, State(item.partial, item.rows, width_));
         const State state(state_, item.rows, width_), split(split_, item.rows, width_);
@@ -236,6 +326,8 @@ template <class Query, class Cache, class Operand> class Worker {
     }
 
   private:
+    typedef typename Cache::Element Element;
+
     // Entries that the last row of the item may see.
     int64_t length(const AttentionSequence &sequence, const AttentionItem &item) const {
         return sequence.cache_len + (sequence.tree ? sequence.num_rows : (item.first + item.rows - 1) / group_ + 1);
@@ -251,33 +343,46 @@ template <class Query, class Cache, class Operand> class Worker {
     }
 
     void run_tile(const AttentionSequence &sequence, const AttentionItem &item, int64_t start, int64_t count, const State &state) {
-        const int64_t padded_count = round_up(count, kAlign), depth = width_ / Operand::kNumbers;
+        const int64_t padded_count = round_up(count, kAlign), depth = width_ / Operand::kNumbers, head_size = args_.head_size;
         const int64_t skipped = first_row(sequence, item, start), rows = item.rows - skipped;
-        pack(sequence, item, start, count, padded_count);
+        const Element *keys = head(args_.keys, item), *values = head(args_.values, item);
+        rows_.find(sequence, args_, start, count, padded_count);
+
+        ahead_.plan(values, rows_, count, head_size);
+        pack_keys<Cache, Operand>(keys, rows_, padded_count, head_size, tile_, ahead_);
         float *scores = scores_ + skipped * kTile;
         for (int64_t d = 0; d < depth; d += kDepth) // long sums of float32 in parts: their errors grow with the length
             multiply<Operand>(
-                rows, padded_count / kLanes, query_ + skipped * depth + d, depth, keys_ + d * kTile, kTile,
-                std::min(depth - d, kDepth), d == 0 ? nullptr : kOnes.factors, scores, kTile
+                rows, padded_count / kLanes, query_ + skipped * depth + d, depth, tile_ + d * kTile, kTile,
+                std::min(depth - d, kDepth), d == 0 ? nullptr : kOnes.factors, scores, kTile, ahead_
             );
         mask(sequence, item, start, padded_count, skipped);
         for (int64_t r = skipped; r < item.rows; ++r) find_maximum(r, padded_count, state);
         for (int64_t r = skipped; r < item.rows; r += kLanes) store(factors_ + r, exp(load(factors_ + r)));
         for (int64_t r = skipped; r < item.rows; ++r) exponentiate(r, padded_count, state);
+
+        plan_next_keys(sequence, item, start + count);
+        pack_values<Cache, Operand>(values, rows_, padded_count, head_size, tile_, ahead_);
         multiply<Operand>(
-            rows, round_up(args_.head_size, kLanes) / kLanes, scores, kTile, values_, width_, padded_count / Operand::kNumbers,
-            factors_ + skipped, state.sums + skipped * width_, width_
+            rows, round_up(head_size, kLanes) / kLanes, scores, kTile, tile_, width_, padded_count / Operand::kNumbers,
+            factors_ + skipped, state.sums + skipped * width_, width_, ahead_
         );
     }
 
-    void pack(const AttentionSequence &sequence, const AttentionItem &item, int64_t start, int64_t count, int64_t padded_count) {
-        typedef typename Cache::Element Element;
-        Pages<Cache> pages;
-        const int64_t head = item.kv_head * args_.head_stride;
-        pages.find(static_cast<const Element *>(args_.keys) + head, sequence, args_, start, count, padded_count);
-        pack_keys<Cache, Operand>(pages, padded_count, args_.head_size, keys_);
-        pages.find(static_cast<const Element *>(args_.values) + head, sequence, args_, start, count, padded_count);
-        pack_values<Cache, Operand>(pages, padded_count, args_.head_size, values_);
+    // Ask for the keys of the tile that comes after this one: of this item, or of the next.
+    void plan_next_keys(const AttentionSequence &sequence, const AttentionItem &item, int64_t start) {
+        const bool here = start < (item.split < 0 ? length(sequence, item) : std::min(split_start(item.split + 1), length(sequence, item)));
+        if (!here && following_ == nullptr) return ahead_.clear();
+        const AttentionItem &next = here ? item : *following_;
+        const AttentionSequence &its = args_.sequences[next.sequence];
+        const int64_t first = here ? start : next.split < 0 ? 0 : split_start(next.split);
+        const int64_t count = std::min(kTile, length(its, next) - first);
+        next_rows_.find(its, args_, first, count, count);
+        ahead_.plan(head(args_.keys, next), next_rows_, count, args_.head_size);
+    }
+
+    const Element *head(const void *cache, const AttentionItem &item) const {
+        return static_cast<const Element *>(cache) + item.kv_head * args_.head_stride;
     }
 
     // The first row of the item that may see entries from `start` on.
@@ -338,7 +443,10 @@ template <class Query, class Cache, class Operand> class Worker {
 
     const AttentionArgs &args_;
     const int64_t group_, width_;
-    float *query_, *keys_, *values_, *scores_, *denominators_, *factors_, *state_, *split_;
+    const AttentionItem *following_ = nullptr;
+    TileRows rows_, next_rows_;
+    Prefetch ahead_;
+    float *query_, *tile_, *scores_, *denominators_, *factors_, *state_, *split_;
 };
 
 template <class Query, class Cache, class Operand>
@@ -348,7 +456,8 @@ void work(const AttentionArgs &args, AttentionPlan &plan, const Team &team) {
     int64_t index;
     while ((index = plan.next.fetch_add(1, std::memory_order_relaxed)) < count) {
         const AttentionItem &item = plan.items[index];
-        worker.run(item);
+        const int64_t following = plan.next.load(std::memory_order_relaxed);
+        worker.run(item, following < count ? &plan.items[following] : nullptr);
         if (item.merge < 0) continue;
         std::atomic<int64_t> &remaining = plan.remaining[item.merge];
         if (remaining.fetch_sub(1, std::memory_order_acq_rel) != 1) continue;

@@ -112,7 +112,7 @@ inline Floats exp(Floats x) {
 }
 
 // Rows of kLanes elements to columns, in place.
-inline void transpose(Floats (&x)[kLanes]) {
+__attribute__((always_inline)) inline void transpose(Floats (&x)[kLanes]) {
 #if defined(MAGICDEC_AVX512)
     Floats y[16];
     UNROLL for (int i = 0; i < 16; i += 2) {
@@ -231,57 +231,5 @@ struct Pair { // two bfloat16
     static Floats add_product(Floats sum, Floats a, Floats b) { return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b); }
 };
 #endif
-
-// c[r][n] = (keep ? keep[r] * c[r][n] : 0) + sum over k = 0, 1, ... of a[r][k] * b[k][n], for Rows rows and
-// Vectors * kLanes columns. a [Rows, depth], b [depth, columns], c: 32-bit elements; lda, ldb, ldc: from row to row.
-template <class Operand, int Rows, int Vectors>
-inline void multiply_block(
-    const float *a, int64_t lda, const float *b, int64_t ldb, int64_t depth, const float *keep, float *c, int64_t ldc
-) {
-    Floats sums[Rows][Vectors];
-    UNROLL for (int r = 0; r < Rows; ++r) UNROLL for (int v = 0; v < Vectors; ++v) sums[r][v] = Floats{};
-    for (int64_t k = 0; k < depth; ++k, b += ldb) {
-        Floats right[Vectors];
-        UNROLL for (int v = 0; v < Vectors; ++v) right[v] = load(b + v * kLanes);
-        UNROLL for (int r = 0; r < Rows; ++r) {
-            const Floats left = all(a[r * lda + k]);
-            UNROLL for (int v = 0; v < Vectors; ++v) sums[r][v] = Operand::add_product(sums[r][v], left, right[v]);
-        }
-    }
-    UNROLL for (int r = 0; r < Rows; ++r) UNROLL for (int v = 0; v < Vectors; ++v) {
-        float *to = c + r * ldc + v * kLanes;
-        store(to, keep ? fma(all(keep[r]), load(to), sums[r][v]) : sums[r][v]);
-    }
-}
-
-// The same for up to kBlockRows rows and kBlockVectors vectors.
-template <class Operand, int Rows = kBlockRows, int Vectors = kBlockVectors>
-inline void multiply_some(
-    int64_t rows, int64_t vectors, const float *a, int64_t lda, const float *b, int64_t ldb, int64_t depth,
-    const float *keep, float *c, int64_t ldc
-) {
-    if constexpr (Rows > 1)
-        if (rows < Rows) return multiply_some<Operand, Rows - 1, Vectors>(rows, vectors, a, lda, b, ldb, depth, keep, c, ldc);
-    if constexpr (Vectors > 1)
-        if (vectors < Vectors) return multiply_some<Operand, Rows, Vectors - 1>(rows, vectors, a, lda, b, ldb, depth, keep, c, ldc);
-    multiply_block<Operand, Rows, Vectors>(a, lda, b, ldb, depth, keep, c, ldc);
-}
-
-// The same for any number of rows and vectors. Every element is one sum in one order, whatever that number is.
-template <class Operand>
-inline void multiply(
-    int64_t rows, int64_t vectors, const float *a, int64_t lda, const float *b, int64_t ldb, int64_t depth,
-    const float *keep, float *c, int64_t ldc
-) {
-    const int64_t blocks = (rows + kBlockRows - 1) / kBlockRows;
-    for (int64_t v = 0; v < vectors; v += kBlockVectors)
-        for (int64_t i = 0; i < blocks; ++i) {
-            const int64_t first = rows * i / blocks, last = rows * (i + 1) / blocks; // of nearly equal size
-            multiply_some<Operand>(
-                last - first, vectors - v < kBlockVectors ? vectors - v : kBlockVectors, a + first * lda, lda,
-                b + v * kLanes, ldb, depth, keep ? keep + first : nullptr, c + first * ldc + v * kLanes, ldc
-            );
-        }
-}
 
 } // namespace magicdec::ISA
