@@ -29,7 +29,7 @@ from magicdec.runtime.engine import Engine
 from magicdec.runtime.model_input import ModelInput
 from magicdec.runtime.model_proposer import ModelProposer
 from magicdec.runtime.sampling_params import SamplingParams
-from magicdec.runtime.scheduler import Scheduler
+from magicdec.runtime.scheduler import FixedDrafts, Scheduler
 
 PARTS = ("schedule", "propose", "pack", "accept", "commit", "rest")
 SAMPLING = {
@@ -103,7 +103,7 @@ def build(vocab_size: int, drafter: str, batch: int, context: int, draft_len: in
         cache = CyclicDraftCache(
             draft, window_size=window, num_sink_tokens=sinks, num_blocks_per_request=each, sink_positions="in_cache"
         )
-    scheduler = Scheduler(blocks, lambda _: draft_len, max_batch_size=batch, max_num_tokens=max(8192, batch * 8))
+    scheduler = Scheduler(blocks, FixedDrafts(lambda _: draft_len), max_batch_size=batch, max_num_tokens=8192)
     return Engine(
         runner,
         blocks,

@@ -22,7 +22,7 @@ from magicdec.runtime.proposer import NGramProposer, Proposer
 from magicdec.runtime.request import Request
 from magicdec.runtime.runner_spec import OpenRunner, RunnerSpec, default_device, open_runner
 from magicdec.runtime.sampling_params import SamplingParams
-from magicdec.runtime.scheduler import Scheduler
+from magicdec.runtime.scheduler import FixedDrafts, Scheduler
 from magicdec.runtime.tokenizer import HFTokenizer
 from magicdec.runtime.torch_runner import DTYPES
 
@@ -84,7 +84,7 @@ class LLM:
         proposer = self._proposer(directory, blocks, compute, device)
         scheduler = Scheduler(
             blocks,
-            self._draft_length,
+            FixedDrafts(self._draft_length),
             max_batch_size=config.max_batch_size,
             max_num_tokens=config.max_num_tokens,
         )

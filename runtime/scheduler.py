@@ -1,14 +1,38 @@
 """Who runs in the next step, with how many prompt tokens and how many draft tokens each."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 from magicdec.runtime.block_manager import BlockManager
 from magicdec.runtime.request import Request, RequestStatus
 
-# The seam of the draft length controller: the draft tokens that a request should get in the next step.
-DraftLength = Callable[[Request], int]
+
+class DraftChoice(NamedTuple):
+    """How many tokens to draft for a request in the next step, and which of the engine's drafters is to do it."""
+
+    num_tokens: int
+    drafter: int = 0
+
+
+class DraftPolicy(Protocol):
+    """Decides how much is drafted. It may look at committed tokens and at time, never at uncommitted drafts."""
+
+    def choose(self, decoding: Sequence[Request]) -> Sequence[DraftChoice]:
+        """For each of the requests that may draft in the next step."""
+        ...
+
+
+class FixedDrafts:
+    """A `DraftPolicy` by a fixed rule for each request."""
+
+    def __init__(self, length: Callable[[Request], int]) -> None:
+        self.length = length
+
+    def choose(self, decoding: Sequence[Request]) -> list[DraftChoice]:
+        """By the rule, from the first drafter."""
+        return [DraftChoice(self.length(request)) for request in decoding]
 
 
 @dataclass(frozen=True)
@@ -18,6 +42,7 @@ class ScheduledRequest:
     request: Request
     num_tokens: int  # committed tokens that the target reads in this step
     num_draft_tokens: int  # 0 = plain decoding, or a prompt chunk
+    drafter: int = 0  # which of the engine's drafters makes them
 
     @property
     def completes(self) -> bool:
@@ -42,11 +67,9 @@ class Scheduler:
     recomputed later.
     """
 
-    def __init__(
-        self, blocks: BlockManager, draft_length: DraftLength, *, max_batch_size: int, max_num_tokens: int
-    ) -> None:
+    def __init__(self, blocks: BlockManager, policy: DraftPolicy, *, max_batch_size: int, max_num_tokens: int) -> None:
         self.blocks = blocks
-        self.draft_length = draft_length
+        self.policy = policy
         self.max_batch_size = max_batch_size
         self.max_num_tokens = max_num_tokens
         self.waiting: deque[Request] = deque()
@@ -71,28 +94,31 @@ class Scheduler:
         scheduled: list[ScheduledRequest] = []
         preempted: list[Request] = []
         decoding = [request for request in self.running if request.num_pending_tokens == 1]
-        for index, request in enumerate(decoding):
+        for index, (request, choice) in enumerate(zip(decoding, self.policy.choose(decoding), strict=True)):
             if request.status is not RequestStatus.RUNNING:
                 continue  # preempted for the sake of an older one, in this loop
             share = budget - (len(decoding) - index - 1)  # leave a row for each of the others
-            entry = self._schedule_decode(request, share, preempted)
+            entry = self._schedule_decode(request, choice, share, preempted)
             if entry is not None:
                 scheduled.append(entry)
                 budget -= entry.num_tokens + entry.num_draft_tokens
         if not preempted:
             self._admit()
-        for request in [request for request in self.running if request not in decoding]:
+        taken = set(decoding)
+        for request in [request for request in self.running if request not in taken]:
             chunk = min(budget, request.num_pending_tokens)
             if chunk > 0:
                 scheduled.append(ScheduledRequest(request, chunk, 0))
                 budget -= chunk
         return SchedulerOutput(tuple(scheduled), tuple(preempted))
 
-    def _schedule_decode(self, request: Request, share: int, preempted: list[Request]) -> ScheduledRequest | None:
+    def _schedule_decode(
+        self, request: Request, choice: DraftChoice, share: int, preempted: list[Request]
+    ) -> ScheduledRequest | None:
         """Get slots for the pending token and its drafts; without drafts if need be; by preemption if that fails."""
-        drafts = max(0, min(self.draft_length(request), request.num_tokens_left - 1, share - 1))
+        drafts = max(0, min(choice.num_tokens, request.num_tokens_left - 1, share - 1))
         if self.blocks.extend(request.request_id, len(request.token_ids) + drafts):
-            return ScheduledRequest(request, 1, drafts)
+            return ScheduledRequest(request, 1, drafts, choice.drafter)
         while not self.blocks.extend(request.request_id, len(request.token_ids)):
             youngest = self.running[-1]
             self._preempt(youngest)

@@ -20,7 +20,7 @@ from magicdec.runtime.proposer import NGramProposer, PlainProposer, Proposer
 from magicdec.runtime.rejection import sample, sample_gumbel
 from magicdec.runtime.request import Request
 from magicdec.runtime.sampling_params import SamplingParams
-from magicdec.runtime.scheduler import Scheduler
+from magicdec.runtime.scheduler import FixedDrafts, Scheduler
 from magicdec.runtime.toy_runner import ToyRunner
 
 Kind = Literal["plain", "ngram", "self", "in_cache", "absolute"]
@@ -111,7 +111,8 @@ def engine(
         proposer = ModelProposer(target, window)
     else:
         proposer = separate(kind)
-    scheduler = Scheduler(blocks, draft_length or fixed, max_batch_size=max_batch_size, max_num_tokens=max_num_tokens)
+    policy = FixedDrafts(draft_length or fixed)
+    scheduler = Scheduler(blocks, policy, max_batch_size=max_batch_size, max_num_tokens=max_num_tokens)
     return Engine(
         target,
         blocks,

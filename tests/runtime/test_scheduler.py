@@ -8,7 +8,7 @@ from magicdec.errors import EngineError, RequestError
 from magicdec.runtime.block_manager import BlockManager
 from magicdec.runtime.request import Request, RequestStatus
 from magicdec.runtime.sampling_params import SamplingParams
-from magicdec.runtime.scheduler import Scheduler, SchedulerOutput
+from magicdec.runtime.scheduler import FixedDrafts, Scheduler, SchedulerOutput
 from tests import toy
 
 SIZE = 4
@@ -22,7 +22,9 @@ class Bench:
     ) -> None:
         self.blocks = BlockManager(num_blocks, SIZE, prefix_caching=caching)
         self.draft_len = draft_len
-        self.scheduler = Scheduler(self.blocks, lambda _: self.draft_len, max_batch_size=batch, max_num_tokens=tokens)
+        self.scheduler = Scheduler(
+            self.blocks, FixedDrafts(lambda _: self.draft_len), max_batch_size=batch, max_num_tokens=tokens
+        )
 
     def add(self, name: str, length: int, **params: int) -> Request:
         """Prompts differ from the first token on."""

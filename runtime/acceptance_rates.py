@@ -1,0 +1,49 @@
+"""How often draft tokens are accepted: by position, of each request, with what all requests have in common as prior."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from magicdec.runtime.request import Request
+
+PRIOR_RATE = 0.75
+OWN_MEMORY = 32  # trials of one position after which an old one has faded to 1 / e
+SHARED_MEMORY = 96
+SHARED_WEIGHT = 8.0  # of the shared rate, in trials of the request's own
+PRIOR_WEIGHT = 1.0  # of the rate of the position before, in trials of all requests
+
+
+class AcceptanceRates:
+    """Of one drafter. The rate of position j is that of draft token j + 1 given that those before it were accepted."""
+
+    def __init__(self, max_draft_len: int) -> None:
+        self._shared = np.zeros((2, max_draft_len))  # trials, accepted
+        self._own: dict[Request, NDArray[np.float64]] = {}
+
+    def observe(self, request: Request, num_asked: int, num_accepted: int) -> None:
+        """A round; what a drafter was asked for and did not propose was not accepted either."""
+        tried = min(num_accepted + 1, num_asked)
+        own = self._own.setdefault(request, np.zeros_like(self._shared))
+        for counts, memory in ((self._shared, SHARED_MEMORY), (own, OWN_MEMORY)):
+            counts[:, :tried] *= 1 - 1 / memory
+            counts[0, :tried] += 1
+            counts[1, :num_accepted] += 1
+
+    def forget(self, request: Request) -> None:
+        """The request has ended."""
+        self._own.pop(request, None)
+
+    def expected(self, requests: Sequence[Request]) -> NDArray[np.float64]:
+        """[B, max_draft_len + 1]: accepted tokens that a draft of 0, 1, ... tokens is expected to bring."""
+        empty = np.zeros_like(self._shared)
+        own = np.stack([self._own.get(request, empty) for request in requests])  # [B, 2, max_draft_len]
+        expected = np.zeros((len(requests), self._shared.shape[1] + 1))
+        before, reached, shared = np.full(len(requests), PRIOR_RATE), np.ones(len(requests)), PRIOR_RATE
+        for j, (trials, accepted) in enumerate(self._shared.T):
+            shared = (accepted + PRIOR_WEIGHT * shared) / (trials + PRIOR_WEIGHT)
+            prior = shared if j == 0 else (shared + before) / 2  # a request's positions are alike
+            before = (own[:, 1, j] + SHARED_WEIGHT * prior) / (own[:, 0, j] + SHARED_WEIGHT)
+            reached = reached * before
+            expected[:, j + 1] = expected[:, j] + reached
+        return expected
