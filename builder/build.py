@@ -58,11 +58,11 @@ def build_pair(
     """Build the engine directory `output` for this pair and return its path.
 
     target, draft: checkpoint paths (see `open_source`), or "self" / "ngram", which replace the configuration's kind of
-    draft. tp_size, dtype: replace the configuration's. calibration_file: text for FP8 scales (see `load_text`).
+    draft. tp_size, dtype: replace the configuration's. calibration_file: text for what is quantised (see `load_text`).
     workers: processes that compile TensorRT-LLM engines (see `compile_engines`). overwrite: replace an engine directory
-    that is there already. on_progress(stage, done, total): called while tokenizers are read ("tokenizer", counted), FP8
-    is calibrated ("calibrate target", "calibrate draft", in layers), weights are converted ("convert target", ..., in
-    bytes) and engines are compiled ("compile target", ..., in ranks).
+    that is there already. on_progress(stage, done, total): called while tokenizers are read ("tokenizer", counted),
+    what is quantised is calibrated ("calibrate target", "calibrate draft", in layers), weights are converted ("convert
+    target", ..., in bytes) and engines are compiled ("compile target", ..., in ranks).
 
     Nothing appears at `output` before everything is written; whatever goes wrong, the unfinished files are removed.
     Raises ConfigError, CheckpointError, PairError, or BuildError (disk full, output exists or cannot be written).
@@ -74,7 +74,7 @@ def build_pair(
     if config.backend == "trtllm":
         require_trtllm()
     text = load_text(calibration_file)
-    with _sources(_paths(target, draft)) as sources, _temporary(output, overwrite) as directory:
+    with _sources(_paths(target, draft, config)) as sources, _temporary(output, overwrite) as directory:
         sides = _stage(sources, directory, report)
         check_pair(config, sides["target"], sides.get("draft"), output)
         log.info("the target runs on %d ranks, its draft on %d", config.tp_size, config.tp_size_of("draft"))
@@ -95,7 +95,7 @@ def build_pair(
 def plan_pair(target: Path, draft: Path | Literal["self", "ngram"], config: PairConfig) -> dict[Role, EnginePlan]:
     """All checks, and the plans of the TensorRT-LLM engines, without building anything. Errors as `build_pair`."""
     config = resolve_config(config, kind=_kind(draft))
-    with _sources(_paths(target, draft)) as sources, tempfile.TemporaryDirectory() as directory:
+    with _sources(_paths(target, draft, config)) as sources, tempfile.TemporaryDirectory() as directory:
         sides = _stage(sources, Path(directory), lambda _stage, _done, _total: None)
         check_pair(config, sides["target"], sides.get("draft"), None)
         return _plans(config, sides)
@@ -105,8 +105,9 @@ def _kind(draft: Path | Literal["self", "ngram"]) -> Literal["model", "self", "n
     return draft if draft == "self" or draft == "ngram" else "model"
 
 
-def _paths(target: Path, draft: Path | Literal["self", "ngram"]) -> dict[Role, Path]:
-    return {"target": target, "draft": draft} if isinstance(draft, Path) else {"target": target}
+def _paths(target: Path, draft: Path | Literal["self", "ngram"], config: PairConfig) -> dict[Role, Path]:
+    """Checkpoints by the folder that they are built into; a self-draft with weights of its own is the target again."""
+    return {role: draft if role == "draft" and isinstance(draft, Path) else target for role in config.roles}
 
 
 def _plans(config: PairConfig, sides: Mapping[Role, Side]) -> dict[Role, EnginePlan]:
@@ -118,7 +119,7 @@ def _plans(config: PairConfig, sides: Mapping[Role, Side]) -> dict[Role, EngineP
 
 def _checkpoint_config(spec: ModelSpec, config: PairConfig, role: Role) -> dict[str, Any]:
     storage = Storage.of(config, role)
-    return spec.to_trtllm(config.dtype, config.tp_size_of(role), fp8_weights=storage.fp8_weights, fp8_kv=storage.fp8_kv)
+    return spec.to_trtllm(config.dtype, config.tp_size_of(role), quant_algo=storage.quant_algo, fp8_kv=storage.fp8_kv)
 
 
 @contextmanager
@@ -239,7 +240,7 @@ def _write_manifest(
         source_format=source.format,
         architecture=spec.architecture,
         dtype=config.dtype,
-        quant_algo="FP8" if storage.fp8_weights else None,
+        quant_algo=storage.quant_algo,
         kv_cache_quant_algo="FP8" if storage.fp8_kv else None,
         calibration=text.name if storage.needs_calibration else None,
         tp_size=config.tp_size_of(side.role),
@@ -260,11 +261,11 @@ def _record(path: Path) -> FileRecord:
 def _calibrate(
     role: Role, source: TensorSource, storage: Storage, directory: Path, text: CalibrationText, report: OnProgress
 ) -> Calibration | None:
-    """The model's FP8 scales and weights, these in a folder beside `directory`; None where nothing is FP8."""
+    """The model's scales and rounded weights, in a folder beside `directory`; None where nothing is quantised."""
     if not storage.needs_calibration:
         return None
     sequences = calibration_sequences(text, directory / TOKENIZER_FILE, source.spec.vocab_size)
-    scratch = directory.parent / f"{role}-fp8"
+    scratch = directory.parent / f"{role}-rounded"
     scratch.mkdir()
     done, total = 0, source.spec.num_layers
 

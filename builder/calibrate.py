@@ -1,4 +1,4 @@
-"""FP8 scales and weights of a model, from one pass over text with observers on its linear layers and its cache.
+"""Scales and rounded weights of a model, from one pass over text with observers on its linear layers and its cache.
 
 The pass is that of `runtime.torch_model`, which executes checkpoints: besides the manifest this is the one place where
 the builder uses the runtime, since a second implementation of the same model could only differ from it. Layers are
@@ -19,16 +19,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from magicdec.builder.convert import TORCH_DTYPES, read_tensor
-from magicdec.builder.rounding import InputStatistics, round_to_fp8
-from magicdec.builder.shard import OutputTensor, plan_offsets, plan_rank
+from magicdec.builder.convert import read_tensor
+from magicdec.builder.shard import OutputTensor, plan_rank
 from magicdec.builder.source import TensorSource
-from magicdec.builder.storage import INPUT_SCALE, KV_SCALE, WEIGHT_SCALE, Storage
+from magicdec.builder.storage import KV_SCALE, TABLES, Storage, stored_tensors, weight_only_tensors
+from magicdec.builder.watches import WatchedCache, fp8_scale, watch
 from magicdec.errors import BuildError, CheckpointError, ConfigError
-from magicdec.plugins.fp8 import FP8_MAX
-from magicdec.plugins.hadamard import Hadamard
-from magicdec.plugins.linear import DenseLinear, Linear
-from magicdec.runtime.kv_cache import KVCache
+from magicdec.plugins.weight_only import int8_scales, to_int8
 from magicdec.runtime.model_input import SequenceInput, pack
 from magicdec.runtime.torch_model import Layer, ModelConfig, TorchModel
 
@@ -82,14 +79,14 @@ def calibration_sequences(text: CalibrationText, tokenizer_file: Path, vocab_siz
 
 @dataclass(frozen=True)
 class Calibration:
-    """Scales by their names in a checkpoint; FP8 weights, offsets and biases by the source's names."""
+    """Scales by their names in a checkpoint; rounded weights and what belongs to them by the source's names."""
 
     scales: dict[str, float]
     directory: Path
     files: dict[str, str]
 
     def read(self, name: str, rows: tuple[int, int], columns: tuple[int, int] | None) -> torch.Tensor:
-        """Rows, and columns if not all, of a matrix as it was rounded to FP8, or of an offset or bias in float32."""
+        """Rows, and columns if not all, of a matrix as it was rounded, or of what belongs to it."""
         with safe_open(self.directory / self.files[name], framework="pt") as file:
             piece = file.get_slice(name)
             out = piece[rows[0] : rows[1]] if columns is None else piece[rows[0] : rows[1], columns[0] : columns[1]]
@@ -105,15 +102,15 @@ def calibrate(
     scratch: Path,
     on_layer: Callable[[], None],
 ) -> Calibration:
-    """The scales that `storage` calls for, and the weights in FP8, written to the folder `scratch` layer by layer.
+    """The scales that `storage` calls for, and rounded weights, written to the folder `scratch` layer by layer.
 
-    A scale is the largest magnitude over 448. fc and gate share one for their weights, so that kernels which join them
-    can take both as they are. The pass computes in float32. on_layer is called after each layer.
+    An FP8 scale is the largest magnitude over 448. fc and gate share one for their weights, so that kernels which join
+    them can take both as they are. The pass computes in float32. on_layer is called after each layer.
     """
     config = ModelConfig.from_checkpoint(source.spec.to_trtllm("float32", 1))
     found = Calibration({}, scratch, {})
     tensors = {tensor.name: tensor for tensor in plan_rank(source.spec, 0, 1)}
-    results = tensors | {tensor.name: tensor for tensor in plan_offsets(source.spec, 0, 1)}
+    results = {t.name: t.data for t in stored_tensors(source.spec, 0, 1, storage) if t.data is not None}
 
     def layers() -> Iterator[Layer]:
         for index in range(config.num_layers):
@@ -121,10 +118,10 @@ def calibrate(
             mine = {name: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
             weights = {name: read_tensor(source, tensor, torch.float32) for name, tensor in mine.items()}
             layer = Layer.from_checkpoint(weights, index)
-            watches = _Watches(layer, TORCH_DTYPES[storage.dtype]) if storage.fp8_weights else None
+            watches = watch(layer, storage)
             yield watches.layer if watches is not None else layer
             if watches is not None:
-                scales, rounded = watches.quantise()
+                scales, rounded = watches.quantise(storage.weight_only)
                 found.scales.update({prefix + name: scale for name, scale in scales.items()})
                 _save(found, f"layer{index}.safetensors", {results[prefix + n]: w for n, w in rounded.items()})
             on_layer()
@@ -133,8 +130,10 @@ def calibrate(
     weights = {name: read_tensor(source, tensors[name], torch.float32) for name in names}
     model = TorchModel(replace(config, num_layers=0), weights | {"lm_head.weight": torch.empty(0, config.hidden_size)})
     model.layers = layers()
-    cache = _WatchedCache(config, num_slots=len(sequences) * SEQUENCE_TOKENS)
+    cache = WatchedCache(config, num_slots=len(sequences) * SEQUENCE_TOKENS)
     model.forward(pack([_sequence(*entry) for entry in enumerate(sequences)]), cache, SEQUENCE_TOKENS)
+    if storage.weight_only is not None:
+        _save_tables(found, source, tensors)
     if storage.fp8_kv:
         for index, largest in enumerate(cache.largest):
             found.scales[f"transformer.layers.{index}.attention.{KV_SCALE}"] = fp8_scale(largest)
@@ -158,9 +157,15 @@ def _save(found: Calibration, file: str, rounded: dict[OutputTensor, torch.Tenso
     found.files.update(dict.fromkeys(parts, file))
 
 
-def fp8_scale(largest: float) -> float:
-    """The scale, a float32 number, that maps the largest magnitude to E4M3's largest number."""
-    return torch.tensor(largest / FP8_MAX if largest else 1.0, dtype=torch.float32).item()
+def _save_tables(found: Calibration, source: TensorSource, tensors: dict[str, OutputTensor]) -> None:
+    """Embedding and output matrix in int8, rounded to the nearest."""
+    for name in TABLES[:1] if source.spec.tied else TABLES:
+        matrix = read_tensor(source, tensors[name], torch.float32)
+        scales = int8_scales(matrix)
+        number, scale = (tensor.data for tensor in weight_only_tensors(tensors[name], "int8"))
+        assert number is not None
+        assert scale is not None
+        _save(found, f"{name}.safetensors", {number: to_int8(matrix, scales), scale: scales})
 
 
 def _sequence(index: int, token_ids: Sequence[int]) -> SequenceInput:
@@ -175,79 +180,3 @@ def _sequence(index: int, token_ids: Sequence[int]) -> SequenceInput:
         slot_mapping=slots,
         num_logits=0,
     )
-
-
-class _Watched:
-    """A linear layer that notes what it is given: the largest magnitude, and the second moments [in, in].
-
-    It is called once, with the whole text. centred_in: None, or the dtype in which the inputs' mean is kept as
-    `offset` [in]; the rest is then measured behind its subtraction.
-    """
-
-    def __init__(self, linear: Linear, centred_in: torch.dtype | None = None) -> None:
-        assert isinstance(linear, DenseLinear)
-        self.linear = linear
-        self.centred_in = centred_in
-        self.offset = torch.zeros(())
-        self.largest_input = 0.0
-        self.moments = torch.zeros(())
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if self.centred_in is not None:
-            self.offset = x.mean(0).to(self.centred_in).float()
-        rest = x - self.offset
-        self.largest_input = rest.abs().max().item()
-        self.moments = rest.T @ rest
-        return self.linear(x)
-
-
-class _Watches:
-    """The linear layers of a decoder layer, watched. gate and up are given the same."""
-
-    def __init__(self, layer: Layer, dtype: torch.dtype) -> None:
-        self.qkv, self.dense = _Watched(layer.qkv, centred_in=dtype), _Watched(layer.dense)
-        self.gate, self.down = _Watched(layer.gate, centred_in=dtype), _Watched(layer.down)
-        assert isinstance(layer.up, DenseLinear)
-        self.up = layer.up
-        self.layer = replace(layer, qkv=self.qkv, dense=self.dense, gate=self.gate, down=self.down)
-
-    def quantise(self) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
-        """After the pass: scales, and FP8 weights, offsets and biases; by their names without the layer's prefix."""
-        scales: dict[str, float] = {}
-        rounded = {"input_layernorm.offset": self.qkv.offset, "post_layernorm.offset": self.gate.offset}
-        for names, watch, linears in (
-            (("attention.qkv.",), self.qkv, [self.qkv.linear]),
-            (("attention.dense.",), self.dense, [self.dense.linear]),
-            (("mlp.fc.", "mlp.gate."), self.gate, [self.gate.linear, self.up]),
-            (("mlp.proj.",), self.down, [self.down.linear]),
-        ):
-            scale = fp8_scale(max(linear.weight.abs().max().item() for linear in linears))
-            inputs = InputStatistics(watch.moments)
-            for name, linear in zip(names, linears, strict=True):
-                scales |= {name + WEIGHT_SCALE: scale, name + INPUT_SCALE: fp8_scale(watch.largest_input)}
-                rounded[name + "weight"] = round_to_fp8(linear.weight, scale, inputs)
-                if watch.centred_in is not None:
-                    rounded[name + "bias"] = linear(watch.offset)
-        return scales, rounded
-
-
-class _WatchedCache(KVCache):
-    """Room for one layer, which all layers use in turn; `largest` is each layer's largest turned key or value."""
-
-    def __init__(self, config: ModelConfig, num_slots: int) -> None:
-        super().__init__(
-            num_layers=1,
-            num_kv_heads=config.num_kv_heads,
-            head_size=config.head_size,
-            num_slots=num_slots,
-            dtype=torch.float32,
-            device=torch.device("cpu"),
-        )
-        self.keys = self.keys.expand(config.num_layers, -1, -1, -1)
-        self.values = self.values.expand(config.num_layers, -1, -1, -1)
-        self.largest = [0.0] * config.num_layers
-        self._turn = Hadamard(config.head_size, torch.float32)
-
-    def write(self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
-        self.largest[layer] = max(self._turn.keys(keys).abs().max().item(), values.abs().max().item())
-        super().write(layer, slots, keys, values)

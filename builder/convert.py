@@ -9,10 +9,10 @@ import torch
 from magicdec.builder.safetensors_writer import SafetensorsWriter
 from magicdec.builder.shard import OutputTensor, Piece
 from magicdec.builder.source import TensorSource
-from magicdec.builder.storage import Storage, stored_tensors
+from magicdec.builder.storage import Storage, StoredName, stored_tensors
 from magicdec.errors import CheckpointError
 from magicdec.plugins.fp8 import FP8
-from magicdec.runtime.manifest import DtypeName, FileRecord, KvDtypeName
+from magicdec.runtime.manifest import DtypeName, FileRecord
 
 # Elements in memory at a time: 64 MiB of float32. Peak memory is a small multiple of it, whatever the model's size.
 CHUNK_ELEMENTS = 1 << 24
@@ -21,7 +21,12 @@ TORCH_DTYPES: dict[DtypeName, torch.dtype] = {
     "float16": torch.float16,
     "float32": torch.float32,
 }
-_STORED: dict[KvDtypeName, torch.dtype] = {name: dtype for name, dtype in TORCH_DTYPES.items()} | {"fp8": FP8}
+_STORED: dict[StoredName, torch.dtype] = {
+    **{name: dtype for name, dtype in TORCH_DTYPES.items()},
+    "fp8": FP8,
+    "int8": torch.int8,
+    "uint8": torch.uint8,
+}
 
 
 class Fp8Model(Protocol):

@@ -40,7 +40,8 @@ class MemoryNeed:
 def memory_need(config: PairConfig, target: ModelSpec, draft: ModelSpec | None) -> MemoryNeed:
     """What rank 0's GPU holds, which has a share of both models.
 
-    draft: the separate draft model, which keeps a fixed number of tokens for each sequence.
+    draft: the separate draft model, which keeps a fixed number of tokens for each sequence; or the target once more,
+    which keeps none.
     """
     tp, draft_tp = config.tp_size, config.tp_size_of("draft")
     weights = rank_bytes(target, 0, tp, Storage.of(config, "target"))
@@ -48,7 +49,9 @@ def memory_need(config: PairConfig, target: ModelSpec, draft: ModelSpec | None) 
         weights += rank_bytes(draft, 0, draft_tp, Storage.of(config, "draft"))
     draft_tokens = config.max_batch_size * config.draft_budget
     kv_dtype, draft_dtype = config.resolved_kv_cache_dtype, config.kv_cache_dtype_of("draft")
-    draft_kv = draft_tokens * kv_bytes_per_token(draft, draft_dtype, draft_tp) if draft is not None else 0
+    draft_kv = 0
+    if draft is not None and config.has_draft_cache:
+        draft_kv = draft_tokens * kv_bytes_per_token(draft, draft_dtype, draft_tp)
     return MemoryNeed(
         weights=weights,
         workspace=_workspace(config, target),

@@ -64,7 +64,9 @@ class ModelSpec:
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tied else 2)
         return self.num_layers * layer + embeddings + self.hidden_size
 
-    def to_trtllm(self, dtype: str, tp_size: int, *, fp8_weights: bool = False, fp8_kv: bool = False) -> dict[str, Any]:
+    def to_trtllm(
+        self, dtype: str, tp_size: int, *, quant_algo: str | None = None, fp8_kv: bool = False
+    ) -> dict[str, Any]:
         """config.json of a TensorRT-LLM checkpoint."""
         return {
             "architecture": self.architecture,
@@ -83,14 +85,14 @@ class ModelSpec:
             "max_position_embeddings": self.max_position_embeddings,
             "rotary_base": self.rotary_base,
             "rotary_scaling": self.rotary_scaling,
-            "attn_bias": self.has_qkv_bias or fp8_weights,  # biases make up for what is subtracted from inputs
-            "mlp_bias": fp8_weights,
+            "attn_bias": self.has_qkv_bias or quant_algo == "FP8",  # biases make up for what is subtracted from inputs
+            "mlp_bias": quant_algo == "FP8",
             "qk_layernorm": self.has_qk_norm,
             "tie_word_embeddings": self.tied,
             **({"qwen_type": self.family} if self.architecture == "Qwen2ForCausalLM" else {}),
             "mapping": {"world_size": tp_size, "tp_size": tp_size, "pp_size": 1},
             "quantization": {
-                "quant_algo": "FP8" if fp8_weights else None,
+                "quant_algo": quant_algo,
                 "kv_cache_quant_algo": "FP8" if fp8_kv else None,
             },
         }

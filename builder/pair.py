@@ -11,6 +11,7 @@ from magicdec.builder.shard import check_tp
 from magicdec.builder.storage import Storage, disk_bytes
 from magicdec.builder.tokenizer import TokenizerInfo
 from magicdec.errors import BuildError, CheckpointError, ConfigError, PairError
+from magicdec.plugins.weight_only import GROUP
 from magicdec.runtime.manifest import PairConfig, Role
 
 log = logging.getLogger("magicdec.builder")
@@ -35,8 +36,7 @@ class Side:
 
 
 def check_pair(config: PairConfig, target: Side, draft: Side | None, output: Path | None) -> None:
-    """All checks; `draft` is None unless a separate draft model is built. The output's folder must exist; None: no
-    disk is looked at.
+    """All checks; `draft` is None unless a draft/ is built. The output's folder must exist; None: no disk is looked at.
 
     PairError: tokenizers differ, or the draft was trained for too short a sequence. ConfigError: max_seq_len, tp_size
     or the GPU's memory do not fit. BuildError: too little free disk.
@@ -49,6 +49,8 @@ def check_pair(config: PairConfig, target: Side, draft: Side | None, output: Pat
         check_tp(side.spec, config.tp_size_of(side.role), side.role)
     if draft is not None:
         check_tokenizers(target, draft)
+        _check_groups(config, draft)
+    if draft is not None and config.has_draft_cache:
         _check_draft_length(config, draft)
     _check_target_length(config, target)
     _check_memory(config, target.spec, draft.spec if draft is not None else None)
@@ -106,6 +108,24 @@ def _check_draft_length(config: PairConfig, draft: Side) -> None:
             f"{draft.path} was trained for {trained} positions, but sinks {sinks} + window {config.draft.window_size} "
             f"+ spare blocks {2 * block} + draft length {config.draft.max_draft_len} make {reach}. {mend}"
         )
+
+
+def _check_groups(config: PairConfig, draft: Side) -> None:
+    """Each row of a matrix must be whole groups of int4 numbers."""
+    if config.quantization.weight_only_draft != "int4":
+        return
+    spec = draft.spec
+    sizes = {
+        "hidden size": spec.hidden_size,
+        "attention width": spec.num_heads * spec.head_size,
+        "intermediate size": spec.intermediate_size,
+    }
+    for name, size in sizes.items():
+        if size % GROUP:
+            raise ConfigError(
+                f"quantization.draft 'int4': the {name} {size} of {draft.path} is no multiple of {GROUP}, the columns "
+                "that share a scale; use int8 (--quantize-draft int8)"
+            )
 
 
 def _check_target_length(config: PairConfig, target: Side) -> None:

@@ -15,7 +15,14 @@ import torch
 from magicdec.errors import BuildError
 from magicdec.runtime.manifest import FileRecord
 
-_CODES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.float8_e4m3fn: "F8_E4M3"}
+_CODES = {
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+}
 Entry = tuple[str, tuple[int, ...], torch.dtype]  # name, shape, dtype
 
 

@@ -13,14 +13,14 @@ from magicdec.runtime.device_acceptance import kernel_acceptance
 from magicdec.runtime.draft_cache import CyclicDraftCache, TargetWindow
 from magicdec.runtime.engine import Engine
 from magicdec.runtime.manifest import PairConfig, load_engine, load_pair
-from magicdec.runtime.memory import default_kv_cache_tokens
+from magicdec.runtime.memory import default_kv_cache_tokens, weight_bytes
 from magicdec.runtime.model_proposer import ModelProposer
 from magicdec.runtime.mpi import check_num_ranks
 from magicdec.runtime.outputs import RequestOutput
 from magicdec.runtime.parallel import join_ranks
 from magicdec.runtime.proposer import NGramProposer, Proposer
 from magicdec.runtime.request import Request
-from magicdec.runtime.runner_spec import OpenRunner, RunnerSpec, default_device, open_runner
+from magicdec.runtime.runner_spec import OpenRunner, RunnerSpec, default_device, open_over, open_runner
 from magicdec.runtime.sampling_params import SamplingParams
 from magicdec.runtime.scheduler import FixedDrafts, Scheduler
 from magicdec.runtime.tokenizer import HFTokenizer
@@ -81,6 +81,7 @@ class LLM:
         self.runner = self._open(RunnerSpec(directory / "target", num_blocks, config.block_size, compute, device))
         blocks = BlockManager(num_blocks, config.block_size, prefix_caching=True)
         self.draft_runner: OpenRunner | None = None
+        self._draft_weight_bytes = weight_bytes(directory / "draft")
         proposer = self._proposer(directory, blocks, compute, device)
         scheduler = Scheduler(
             blocks,
@@ -146,11 +147,12 @@ class LLM:
         return self.tokenizer.encode_chat(messages)
 
     def memory(self) -> dict[str, int]:
-        """Bytes of the KV pools as allocated, and of one token and one draft."""
+        """Bytes of the KV pools as allocated, of one token and one draft; and of a draft's own weights as built."""
         target, draft = self.runner.kv_bytes, self.draft_runner
         return {
             "target_kv_bytes": target,
             "target_kv_bytes_per_token": target // (self.runner.num_blocks * self.runner.block_size),
+            "draft_weight_bytes": self._draft_weight_bytes,
             "draft_kv_bytes": draft.kv_bytes if draft else 0,
             "draft_kv_bytes_per_request": draft.kv_bytes // self.config.max_batch_size if draft else 0,
         }
@@ -170,7 +172,9 @@ class LLM:
             return NGramProposer(self.runner.vocab_size, min_ngram=draft.ngram_min, max_ngram=draft.ngram_max)
         if draft.kind == "self":
             window = TargetWindow(blocks, window_size=draft.window_size, num_sink_tokens=draft.num_sink_tokens)
-            return ModelProposer(self.runner, window)
+            if self.config.has_draft_weights:
+                self.draft_runner = open_over(self.runner, directory / "draft")
+            return ModelProposer(self.draft_runner or self.runner, window)
         each = self.config.draft_budget // size
         runner = self._open(RunnerSpec(directory / "draft", each * self.config.max_batch_size, size, dtype, device))
         if runner.vocab_size != self.runner.vocab_size:

@@ -25,6 +25,7 @@ from magicdec.runtime.pair_config import (
     QuantizationConfig,
     Role,
     SinkPositions,
+    WeightOnly,
     WeightQuantization,
 )
 
@@ -44,6 +45,7 @@ __all__ = [
     "QuantizationConfig",
     "Role",
     "SinkPositions",
+    "WeightOnly",
     "WeightQuantization",
     "check_hashes",
     "hash_file",
@@ -70,7 +72,7 @@ class EngineManifest(Frozen):
     source: the path given to the builder. vocab_size: usable token ids, 1 + the tokenizer's highest id (the model may
     have more, padded rows). trained_len: max_position_embeddings. versions: package -> version that built it.
     quant_algo, kv_cache_quant_algo: TensorRT-LLM's names of how linear layers and KV are stored, None = in `dtype`.
-    calibration: the text that FP8 scales were made from.
+    calibration: the text that FP8 scales, or rounded weights, were made from.
     """
 
     format_version: Literal[1] = FORMAT_VERSION
@@ -80,7 +82,7 @@ class EngineManifest(Frozen):
     source_format: Literal["safetensors", "gguf"]
     architecture: str
     dtype: DtypeName
-    quant_algo: Literal["FP8"] | None = None
+    quant_algo: Literal["FP8", "W8A16", "W4A16"] | None = None
     kv_cache_quant_algo: Literal["FP8"] | None = None
     calibration: str | None = None
     tp_size: int = Field(gt=0)

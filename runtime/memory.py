@@ -37,13 +37,13 @@ def plan_memory(pair_dir: Path, config: PairConfig, *, context: int, batch_size:
     size = config.block_size
     tokens = -(-context // size) * size * batch_size
     draft_kv = 0
-    if config.draft.kind == "model":
+    if config.has_draft_cache:
         draft_kv = (
             config.draft_budget * batch_size * kv_bytes_per_token(pair_dir / "draft", config.kv_cache_dtype_of("draft"))
         )
     return MemoryPlan(
-        target_weights=_weight_bytes(pair_dir / "target"),
-        draft_weights=_weight_bytes(pair_dir / "draft"),
+        target_weights=weight_bytes(pair_dir / "target"),
+        draft_weights=weight_bytes(pair_dir / "draft"),
         target_kv=tokens * kv_bytes_per_token(pair_dir / "target", config.resolved_kv_cache_dtype),
         draft_kv=draft_kv,
     )
@@ -58,7 +58,7 @@ def default_kv_cache_tokens(model_dir: Path, config: PairConfig, dtype: str, dev
     wanted, per_token = config.max_batch_size * config.max_seq_len, kv_bytes_per_token(model_dir, dtype)
     if not device.startswith("cuda"):
         return min(wanted, free_memory() // 2 // per_token)
-    weights = sum(_weight_bytes(model_dir.parent / role) // config.tp_size_of(role) for role in ROLES)
+    weights = sum(weight_bytes(model_dir.parent / role) // config.tp_size_of(role) for role in ROLES)
     free = max(free_gpu_memory(device) - weights, 2 * per_token * config.block_size)
     return min(wanted, free // 2 * config.tp_size // per_token)
 
@@ -79,5 +79,6 @@ def free_memory() -> int:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _weight_bytes(model_dir: Path) -> int:
+def weight_bytes(model_dir: Path) -> int:
+    """Of all ranks of a target/ or draft/ folder; 0 where there is none."""
     return sum(path.stat().st_size for path in model_dir.glob("rank*.safetensors"))

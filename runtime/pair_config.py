@@ -14,7 +14,8 @@ SinkPositions = Literal["in_cache", "absolute"]
 DtypeName = Literal["bfloat16", "float16", "float32"]
 KvDtypeName = Literal["bfloat16", "float16", "float32", "fp8"]
 KvDtypeChoice = Literal["auto", "bfloat16", "float16", "float32", "fp8"]
-WeightQuantization = Literal["none", "fp8"]
+WeightQuantization = Literal["none", "fp8", "int8", "int4"]
+WeightOnly = Literal["int8", "int4"]
 BackendName = Literal["torch", "trtllm"]
 GpuName = Literal["a100-80gb", "h100-80gb", "h200"]
 Role = Literal["target", "draft"]
@@ -74,13 +75,30 @@ class DraftConfig(Frozen):
 
 
 class QuantizationConfig(Frozen):
-    """FP8 (E4M3) for the weights and inputs of the linear layers of target and draft; lm_head and embedding stay.
+    """How the linear layers of target and draft are stored.
 
-    draft: of a separate draft model, None is "none"; in self-speculation the draft is the target.
+    "fp8": weights and inputs in E4M3; lm_head and embedding stay. "int8", "int4": weights only, of a draft; lm_head and
+    embedding are int8 in both. draft: of a separate draft model, None is "none"; in self-speculation the draft is the
+    target, or with int8 and int4 a second set of the target's weights.
     """
 
     target: WeightQuantization = "none"
     draft: WeightQuantization | None = None
+
+    @property
+    def weight_only_draft(self) -> WeightOnly | None:
+        """The draft's kind of weights where they alone are quantised."""
+        return self.draft if self.draft == "int8" or self.draft == "int4" else None
+
+    @field_validator("target")
+    @classmethod
+    def _exact_target(cls, value: WeightQuantization) -> WeightQuantization:
+        if value in ("int8", "int4"):
+            raise ValueError(
+                "a target in so few bits gives other outputs, and a draft does not; use quantization.draft for it, and "
+                "'fp8' or 'none' here"
+            )
+        return value
 
 
 class PairConfig(Frozen):
@@ -116,12 +134,29 @@ class PairConfig(Frozen):
 
     def kv_cache_dtype_of(self, role: Role) -> KvDtypeName:
         """The dtype of keys and values in the cache of target or draft; without a draft model both are the target's."""
-        own = self.draft.kv_cache_dtype if role == "draft" and self.draft.kind == "model" else self.kv_cache_dtype
+        own = self.draft.kv_cache_dtype if role == "draft" and self.has_draft_cache else self.kv_cache_dtype
         return self.dtype if own == "auto" else own
 
+    @property
+    def has_draft_cache(self) -> bool:
+        """Whether drafts have a KV cache of their own: those of a separate draft model."""
+        return self.draft.kind == "model"
+
+    @property
+    def has_draft_weights(self) -> bool:
+        """Whether the engine directory holds a draft/: a separate model, or the target's weights in int8 or int4."""
+        return self.draft.kind == "model" or (
+            self.draft.kind == "self" and self.quantization.weight_only_draft is not None
+        )
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """The folders of the engine directory."""
+        return ROLES if self.has_draft_weights else ("target",)
+
     def quantization_of(self, role: Role) -> WeightQuantization:
-        """How the linear layers of target or draft are stored; without a draft model both are the target."""
-        if role == "draft" and self.draft.kind == "model":
+        """How the linear layers of target or draft are stored; without weights of its own the draft is the target."""
+        if role == "draft" and self.has_draft_weights:
             return self.quantization.draft or "none"
         return self.quantization.target
 
@@ -190,6 +225,7 @@ class PairConfig(Frozen):
                     "fp8; use 'auto' or 'fp8'"
                 )
         self._check_draft_precision()
+        self._check_weight_only()
         for role in ROLES:
             self._check_fp8(role)
         return self
@@ -213,14 +249,35 @@ class PairConfig(Frozen):
                 f"add {weights_key}: fp8, or use 'auto'"
             )
 
-    def _check_draft_precision(self) -> None:
-        """Without a separate draft model there is nothing that the draft's switches could change."""
-        if self.draft.kind == "model":
+    def _check_weight_only(self) -> None:
+        """int8 and int4 weights are executed by PyTorch and our own kernels, on one rank."""
+        kind, key = self.quantization.weight_only_draft, "quantization.draft"
+        if kind is None:
             return
+        if self.backend == "trtllm":
+            raise ValueError(
+                f"{key} {kind!r} cannot go with backend 'trtllm', for which these weights are not written; use 'fp8' "
+                "for a separate draft model, or leave it out"
+            )
+        if self.tp_size_of("draft") > 1:
+            mend = "draft.tp_size: 1" if self.draft.kind == "model" else "tp_size 1"
+            raise ValueError(
+                f"{key} {kind!r} cannot be cut for {self.tp_size_of('draft')} tensor-parallel ranks; use {mend}, or "
+                "leave it out"
+            )
+
+    def _check_draft_precision(self) -> None:
+        """Where the draft is the target itself there is nothing that the draft's switches could change."""
         why = f"with kind {self.draft.kind!r} there is no draft model of its own"
-        for key, own, targets in (
-            ("quantization.draft", self.quantization.draft or self.quantization.target, self.quantization.target),
-            ("draft.kv_cache_dtype", self.draft.kv_cache_dtype, self.resolved_kv_cache_dtype),
-        ):
-            if own not in ("auto", targets):
-                raise ValueError(f"{key} {own!r} differs from the target's {targets!r}, and {why}; leave {key} out")
+        quantization, cache = self.quantization.draft, self.draft.kv_cache_dtype
+        if not self.has_draft_weights and quantization not in (None, self.quantization.target):
+            mend = ", or use int8 or int4" if self.draft.kind == "self" else ""
+            raise ValueError(
+                f"quantization.draft {quantization!r} differs from the target's {self.quantization.target!r}, and "
+                f"{why}; leave quantization.draft out{mend}"
+            )
+        if not self.has_draft_cache and cache not in ("auto", self.resolved_kv_cache_dtype):
+            raise ValueError(
+                f"draft.kv_cache_dtype {cache!r} differs from the target's {self.resolved_kv_cache_dtype!r}, and "
+                f"{why}; leave draft.kv_cache_dtype out"
+            )

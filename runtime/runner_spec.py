@@ -47,6 +47,14 @@ def default_device(engine_dir: Path) -> str:
     return "cuda" if load_engine(engine_dir).backend == "trtllm" else "cpu"
 
 
+def open_over(target: OpenRunner, engine_dir: Path) -> OpenRunner:
+    """The same model with other weights, which reads and writes the KV pool of `target`, a runner of this process."""
+    assert isinstance(target, TorchRunner), "such weights are built for PyTorch on one rank only"
+    return TorchRunner(
+        engine_dir, target.num_blocks, target.block_size, target.dtype, str(target.device), cache=target.cache
+    )
+
+
 def open_runner(spec: RunnerSpec, communicator: Communicator | None = None) -> OpenRunner:
     """This rank's runner, by what built the engine; EngineError if it cannot be loaded or run here."""
     if load_engine(spec.engine_dir).backend == "torch":

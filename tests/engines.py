@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from magicdec.builder.build import build_pair
-from magicdec.runtime.manifest import DraftConfig, PairConfig, QuantizationConfig
+from magicdec.runtime.manifest import DraftConfig, PairConfig, QuantizationConfig, WeightOnly
 from tests.tiny_models import write_tiny_checkpoint
 
 Drafter = Literal["self", "ngram", "in_cache", "absolute"]
@@ -23,13 +23,15 @@ def tiny_pair(
     tp_size: int = 1,
     draft_tp: int | None = None,
     fp8: bool = False,
+    weight_only: WeightOnly | None = None,
     **checkpoint: Any,
 ) -> Path:
     """Build a pair under `directory` (once) and return it. A window of 32 tokens in blocks of 16, 4 sinks.
 
-    fp8: weights and KV of target and draft.
+    fp8: weights and KV of target and draft. weight_only: the draft's weights in int8 or int4, which the checkpoint's
+    shape must allow.
     """
-    output = directory / f"pair-{drafter}-{tp_size}-{draft_tp}{'-fp8' if fp8 else ''}"
+    output = directory / f"pair-{drafter}-{tp_size}-{draft_tp}{'-fp8' if fp8 else ''}-{weight_only}"
     if output.exists():
         return output
     target = write_tiny_checkpoint(directory / "target", **checkpoint)
@@ -48,9 +50,9 @@ def tiny_pair(
         draft=draft,
         dtype="float32",
         kv_cache_dtype="fp8" if fp8 else "auto",
-        quantization=QuantizationConfig(target="fp8", draft="fp8" if separate else None)
-        if fp8
-        else QuantizationConfig(),
+        quantization=QuantizationConfig(
+            target="fp8" if fp8 else "none", draft=weight_only or ("fp8" if fp8 and separate else None)
+        ),
         block_size=BLOCK,
         max_batch_size=4,
         max_seq_len=max_seq_len,

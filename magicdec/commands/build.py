@@ -19,6 +19,8 @@ build-engine --target Llama-3.1-8B --draft Llama-3.2-1B --config llama-3.1-8b-ll
 
 build-engine --target SmolLM2-135M-Instruct --draft self --config smollm2-135m-self --output engines/smollm2
 
+build-engine --target SmolLM2-135M-Instruct --draft self --config smollm2-135m-self-int4 --output engines/smollm2-int4
+
 build-engine --target model.gguf --draft ngram --config my.yaml --output engines/mine --dtype float32
 
 build-engine --target Llama-3.1-8B --draft Llama-3.2-1B --config llama-3.1-8b-llama-3.2-1b --output engines/llama-fp8 \
@@ -76,8 +78,11 @@ def build(
         typer.Option(help="Linear layers of the target in FP8 (E4M3), or not. Default: the configuration's."),
     ] = None,
     quantize_draft: Annotated[
-        Literal["none", "fp8"] | None,
-        typer.Option(help="Linear layers of a separate draft model. Default: the configuration's."),
+        Literal["none", "fp8", "int8", "int4"] | None,
+        typer.Option(
+            help="Linear layers of a separate draft model; with [bold]--draft self[/], int8 or int4 draft with a "
+            "smaller copy of the target's weights. Default: the configuration's."
+        ),
     ] = None,
     kv_cache_dtype: Annotated[
         KV_DTYPES | None, typer.Option(help="Type of the target's KV cache. Default: the configuration's.")
@@ -87,7 +92,9 @@ def build(
     ] = None,
     calibration_file: Annotated[
         Path | None,
-        typer.Option(help="Text (UTF-8) that FP8 scales are made from. Default: Python's language topics."),
+        typer.Option(
+            help="Text (UTF-8) that scales are made from and weights rounded for. Default: Python's language topics."
+        ),
     ] = None,
     workers: Annotated[
         int | None,

@@ -1,6 +1,7 @@
 """`magicdec inspect`: what an engine directory holds and what it needs."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +11,7 @@ from magicdec.console import err, facts, format_bytes, out, shows_errors
 from magicdec.errors import EngineError
 
 if TYPE_CHECKING:
-    from magicdec.runtime.manifest import EngineManifest, PairConfig
+    from magicdec.runtime.manifest import EngineManifest, PairConfig, Role
     from magicdec.runtime.memory import MemoryPlan
 
 EPILOG = """[bold]Examples[/]
@@ -24,6 +25,15 @@ DRAFT_KINDS = {
     "model": "a separate draft model with a cyclic cache",
     "self": "the target itself through a bounded window on its own cache",
     "ngram": "prompt lookup, no model",
+}
+SELF_DRAFTS = {
+    "int8": "the target's weights in int8 through a bounded window on its cache",
+    "int4": "the target's weights in int4 through a bounded window on its cache",
+}
+LINEAR_LAYERS = {
+    "FP8": "FP8 (E4M3)",
+    "W8A16": "int8 weights",
+    "W4A16": "int4 weights (embedding and output matrix int8)",
 }
 
 
@@ -47,10 +57,9 @@ def inspect(
     from magicdec.runtime.memory import plan_memory
 
     config = load_pair(directory).config
-    roles = ("target", "draft") if config.draft.kind == "model" else ("target",)
-    engines = {role: load_engine(directory / role) for role in roles}
+    engines = {role: load_engine(directory / role) for role in config.roles}
     if verify:
-        for role in roles:
+        for role in config.roles:
             check_hashes(directory / role)
     context = config.max_seq_len if context is None else context
     if context > config.max_seq_len:
@@ -77,7 +86,7 @@ def draft_view_tokens(config: "PairConfig") -> int | None:
 
 
 def _as_dict(
-    config: "PairConfig", engines: dict[str, "EngineManifest"], plan: "MemoryPlan", context: int, batch: int
+    config: "PairConfig", engines: "Mapping[Role, EngineManifest]", plan: "MemoryPlan", context: int, batch: int
 ) -> dict[str, Any]:
     return {
         "config": config.model_dump(),
@@ -89,7 +98,7 @@ def _as_dict(
 def _print_tables(
     directory: Path,
     config: "PairConfig",
-    engines: dict[str, "EngineManifest"],
+    engines: "Mapping[Role, EngineManifest]",
     plan: "MemoryPlan",
     context: int,
     batch: int,
@@ -104,7 +113,10 @@ def _print_tables(
 
 def _pair_rows(config: "PairConfig") -> list[tuple[str, str]]:
     draft, view = config.draft, draft_view_tokens(config)
-    rows = [("draft", f"{draft.kind}: {DRAFT_KINDS[draft.kind]}")]
+    kind = DRAFT_KINDS[draft.kind]
+    if draft.kind == "self" and config.quantization.weight_only_draft is not None:
+        kind = SELF_DRAFTS[config.quantization.weight_only_draft]
+    rows = [("draft", f"{draft.kind}: {kind}")]
     if view is not None:
         rows.append(("draft window", f"{draft.window_size} recent tokens + {draft.num_sink_tokens} sinks"))
         rows.append(("draft sees", f"at most {view} tokens (whole blocks of {config.block_size})"))
@@ -133,16 +145,18 @@ def _ranks(config: "PairConfig") -> str:
 def _engine_rows(directory: Path, config: "PairConfig", manifest: "EngineManifest") -> list[tuple[str, str]]:
     from magicdec.runtime.memory import kv_bytes_per_token
 
+    own_cache = manifest.role == "target" or config.has_draft_cache
     per_token = kv_bytes_per_token(directory, config.kv_cache_dtype_of(manifest.role))
+    cache: str = "FP8 (E4M3)" if manifest.kv_cache_quant_algo else manifest.dtype
     return [
         ("source", f"{manifest.source} ({manifest.source_format})"),
         ("architecture", f"{manifest.architecture}, {manifest.num_parameters:,} parameters, {manifest.dtype}"),
-        ("linear layers", "FP8 (E4M3)" if manifest.quant_algo else manifest.dtype),
-        ("KV cache", "FP8 (E4M3)" if manifest.kv_cache_quant_algo else manifest.dtype),
+        ("linear layers", LINEAR_LAYERS[manifest.quant_algo] if manifest.quant_algo else manifest.dtype),
+        ("KV cache", cache if own_cache else "the target's"),
         ("vocabulary", f"{manifest.vocab_size:,} ids, end of sequence {manifest.eos_token_ids}"),
         ("trained length", f"{manifest.trained_len:,} tokens"),
         ("files", f"{len(manifest.files)}, {format_bytes(sum(file.bytes for file in manifest.files.values()))}"),
-        ("KV a token", format_bytes(per_token)),
+        ("KV a token", format_bytes(per_token) if own_cache else "none"),
         ("built with", ", ".join(f"{name} {version}" for name, version in manifest.versions.items())),
     ]
 

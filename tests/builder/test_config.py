@@ -10,7 +10,7 @@ from magicdec.builder.model_spec import ModelSpec
 from magicdec.builder.pair import Side, check_pair
 from magicdec.builder.tokenizer import TokenizerInfo
 from magicdec.errors import ConfigError
-from magicdec.runtime.manifest import PairConfig, Role
+from magicdec.runtime.manifest import ROLES, PairConfig, Role
 from tests.builder.published import PUBLISHED
 
 MINIMAL = "name: tiny\ntarget: random\ndraft: {kind: self}\n"
@@ -27,7 +27,7 @@ def test_minimal_file_takes_the_defaults(tmp_path: Path) -> None:
     assert (config.draft.kind, config.draft.window_size, config.block_size, config.tp_size) == ("self", 512, 16, 1)
 
 
-def test_the_six_configurations_come_with_the_package() -> None:
+def test_the_seven_configurations_come_with_the_package() -> None:
     assert config_names() == [
         "llama-2-70b-tinyllama",
         "llama-2-7b-llama-68m",
@@ -35,6 +35,7 @@ def test_the_six_configurations_come_with_the_package() -> None:
         "llama-3.1-8b-self",
         "qwen2.5-32b-qwen2.5-7b",
         "smollm2-135m-self",
+        "smollm2-135m-self-int4",
     ]
 
 
@@ -48,14 +49,14 @@ def test_packaged_configuration_passes_every_check_with_its_models(name: str, tm
         return Side(role, Path(model), PUBLISHED[model].spec, TokenizerInfo(Path(model), tokens, frozenset({0}), 0))
 
     target = side("target", config.target)
-    draft = side("draft", config.draft_model) if config.draft_model is not None else None
-    assert (draft is not None) == (config.draft.kind == "model")
+    assert (config.draft_model is not None) == (config.draft.kind == "model")
+    draft = side("draft", config.draft_model or config.target) if config.has_draft_weights else None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("magicdec.builder.pair.disk_bytes", lambda *_: 0)
         check_pair(config, target, draft, tmp_path / "engine")
 
 
-@pytest.mark.parametrize("name", [name for name in config_names() if name != "smollm2-135m-self"])
+@pytest.mark.parametrize("name", [name for name in config_names() if load_config(name).gpu is not None])
 def test_packaged_configuration_fits_its_gpu_with_several_sequences(name: str) -> None:
     config = load_config(name)
     draft: ModelSpec | None = PUBLISHED[config.draft_model].spec if config.draft_model is not None else None
@@ -136,3 +137,6 @@ def test_precision_switches_of_another_kind_of_draft_are_dropped_and_the_callers
     assert (given.kv_cache_dtype_of("target"), given.kv_cache_dtype_of("draft")) == ("fp8", "bfloat16")
     with pytest.raises(ConfigError, match=r"a: quantization\.draft 'fp8' differs from the target's 'none'"):
         resolve_config(config, kind="self", quantize_draft="fp8")
+    int4 = resolve_config(config, kind="self", quantize_draft="int4")
+    assert (int4.roles, int4.quantization_of("draft"), int4.quantization_of("target")) == (ROLES, "int4", "none")
+    assert resolve_config(int4, kind="ngram").quantization.draft is None

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from magicdec.builder import calibrate
 from magicdec.builder.build import build_pair
 from magicdec.builder.rounding import InputStatistics, round_to_fp8
+from magicdec.builder.watches import fp8_scale
 from magicdec.errors import ConfigError
 from magicdec.plugins import fp8 as fp8_numbers
 from magicdec.plugins.fp8 import FP8, FP8_MAX, from_fp8, to_fp8
@@ -147,7 +148,7 @@ def test_rounding_makes_up_for_errors_where_inputs_go_together() -> None:
     x = torch.randn(2000, 12, generator=generator) @ torch.randn(12, 150, generator=generator)
     x += 0.1 * torch.randn(2000, 150, generator=generator)
     weight = torch.randn(20, 150, generator=generator)
-    scale = calibrate.fp8_scale(weight.abs().max().item())
+    scale = fp8_scale(weight.abs().max().item())
     rounded = round_to_fp8(weight, scale, InputStatistics(x.T @ x))
     nearest = to_fp8(weight, scale)
 
@@ -285,6 +286,6 @@ def test_progress_counts_layers(tmp_path: Path) -> None:
 
 
 def test_scale_of_nothing_is_one() -> None:
-    assert calibrate.fp8_scale(0.0) == 1.0
-    assert to_fp8(torch.tensor([896.0]), calibrate.fp8_scale(896.0)).item() == FP8_MAX
+    assert fp8_scale(0.0) == 1.0
+    assert to_fp8(torch.tensor([896.0]), fp8_scale(896.0)).item() == FP8_MAX
     assert torch.finfo(FP8).max == fp8_numbers.FP8_MAX

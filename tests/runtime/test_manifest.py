@@ -144,6 +144,7 @@ def test_plain_decoding_is_a_configuration() -> None:
 
 
 A100, TRTLLM, FP8_DRAFT = {"gpu": "a100-80gb"}, {"backend": "trtllm"}, {"quantization": {"draft": "fp8"}}
+INT4_DRAFT = {"quantization": {"draft": "int4"}}
 
 
 @pytest.mark.parametrize(
@@ -180,7 +181,26 @@ A100, TRTLLM, FP8_DRAFT = {"gpu": "a100-80gb"}, {"backend": "trtllm"}, {"quantiz
             {"draft": {"kind": "ngram", "kv_cache_dtype": "fp8"}},
             r"draft\.kv_cache_dtype 'fp8' differs from the target's",
         ),
-        ({"quantization": {"target": "int4"}}, "Input should be 'none' or 'fp8'"),
+        ({"quantization": {"target": "int4"}}, r"target in so few bits.*use quantization\.draft for it, and 'fp8' or"),
+        ({"quantization": {"draft": "int2"}}, "Input should be 'none', 'fp8', 'int8' or 'int4'"),
+        (TRTLLM | INT4_DRAFT, r"quantization\.draft 'int4' cannot go with backend 'trtllm'.*use 'fp8' for a separate"),
+        (
+            INT4_DRAFT | {"draft": {"kind": "self"}, "tp_size": 2},
+            r"'int4' cannot be cut for 2 tensor-parallel ranks; use tp_size 1",
+        ),
+        (INT4_DRAFT | {"draft": {"kind": "model"}, "tp_size": 2}, r"for 2 tensor-parallel.*use draft\.tp_size: 1"),
+        (
+            INT4_DRAFT | {"draft": {"kind": "ngram"}},
+            r"quantization\.draft 'int4' differs from the target's 'none'.*leave quantization\.draft out \[type",
+        ),
+        (
+            {"draft": {"kind": "self"}, **FP8_DRAFT},
+            r"leave quantization\.draft out, or use int8 or int4",
+        ),
+        (
+            {"draft": {"kind": "self", "kv_cache_dtype": "fp8"}, **INT4_DRAFT},
+            r"draft\.kv_cache_dtype 'fp8' differs from the target's",
+        ),
         ({"quantization": {"weights": "fp8"}}, "Extra inputs"),
         ({"draft": {"kind": "model", "kv_cache_dtype": "float32"}}, r"draft\.kv_cache_dtype 'float32' is not dtype"),
     ],
@@ -204,6 +224,20 @@ def test_self_speculation_drafts_in_the_targets_formats(kv: str) -> None:
     formats = {"quantization": {"target": "fp8", "draft": "fp8"}, "kv_cache_dtype": "fp8"}
     config = pair_config(draft={"kind": "self", "kv_cache_dtype": kv}, **formats)
     assert (config.quantization_of("draft"), config.kv_cache_dtype_of("draft")) == ("fp8", "fp8")
+
+
+@pytest.mark.parametrize("kind", ["self", "model"])
+def test_a_draft_in_int4_has_weights_of_its_own_and_in_self_speculation_no_cache(kind: str) -> None:
+    config = pair_config(draft={"kind": kind}, quantization={"draft": "int4"}, kv_cache_dtype="fp8")
+    assert config.roles == ("target", "draft")
+    assert (config.quantization_of("target"), config.quantization_of("draft")) == ("none", "int4")
+    assert config.has_draft_cache == (kind == "model")
+    assert config.kv_cache_dtype_of("draft") == ("fp8" if kind == "self" else "bfloat16")
+
+
+@pytest.mark.parametrize("quantization", [{}, {"target": "fp8"}, {"target": "fp8", "draft": "fp8"}])
+def test_a_self_draft_in_the_targets_format_is_the_target(quantization: dict[str, str]) -> None:
+    assert pair_config(draft={"kind": "self"}, quantization=quantization).roles == ("target",)
 
 
 def test_the_torch_backend_takes_an_fp8_cache_without_fp8_weights() -> None:
