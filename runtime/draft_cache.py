@@ -33,8 +33,10 @@ class DraftCache(Protocol):
 class TargetWindow:
     """Self-speculation: `[sink blocks | last window blocks]` of the target's own table. Holds and copies nothing.
 
-    Drafts write their keys and values to the slots that the scheduler reserved behind the committed tokens;
-    verification then overwrites them with the target's own. Positions are absolute: the blocks are the target's.
+    The draft is the target, or the same model with other weights on the same pool. Drafts write their keys and values
+    to the slots that the scheduler reserved behind the committed tokens, and that of the last committed one, which the
+    target has not read yet; verification then overwrites all of them with the target's own, or they stay behind the
+    committed length. Positions are absolute: the blocks are the target's.
     """
 
     def __init__(self, blocks: BlockManager, *, window_size: int, num_sink_tokens: int) -> None:

@@ -13,6 +13,7 @@ from magicdec.runtime.manifest import WeightOnly, load_pair
 from magicdec.runtime.memory import plan_memory
 from magicdec.runtime.model_input import ModelInput, SequenceInput, pack
 from magicdec.runtime.model_proposer import ModelProposer
+from magicdec.runtime.native_model import NativeModel
 from magicdec.runtime.outputs import RequestOutput
 from magicdec.runtime.sampling_params import SamplingParams
 from magicdec.runtime.torch_runner import TorchRunner
@@ -54,6 +55,18 @@ def test_output_is_that_of_plain_decoding(directory: Path, kind: WeightOnly, fp8
     llm.engine.check_integrity()
     assert_same(outputs, plain(engine(directory, None, fp8=fp8)))
     assert 50 < accepted(outputs) < sum(out.metrics.num_draft_tokens for out in outputs)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_native_kernels_give_plain_decodings_output_in_any_dtype(directory: Path, dtype: str) -> None:
+    llm = LLM(engine(directory, "int4"), dtype=dtype, num_draft_tokens=4, max_num_tokens=40)
+    assert isinstance(llm.runner, TorchRunner)
+    if not isinstance(llm.runner.model, NativeModel):
+        pytest.skip("the native library was not built here")
+    outputs = llm.generate(PROMPTS, PARAMS)
+    reference = LLM(engine(directory, None), dtype=dtype, num_draft_tokens=0).generate(PROMPTS, PARAMS)
+    assert [out.outputs[0].token_ids for out in outputs] == [out.outputs[0].token_ids for out in reference]
+    assert accepted(outputs) > 50
 
 
 def test_preemption_changes_nothing(directory: Path) -> None:
