@@ -24,6 +24,7 @@ _CACHE_DTYPES = DTYPES | {FP8: 3}
 _MAX_HEAD_SIZE = 1024
 _ALIGN = 16  # norms are padded with zeros to a multiple
 _FIRST_POSITIONS = 2048
+PARTS = ("norms", "qkv", "rotation and cache", "attention", "dense", "gate and up", "down", "logits")
 
 
 class _Layer(ctypes.Structure):
@@ -56,7 +57,7 @@ class _Pass(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("token_ids", "positions", "slots", "wanted", "sequences")),
-        *((name, ctypes.c_void_p) for name in ("keys", "values", "logits")),
+        *((name, ctypes.c_void_p) for name in ("keys", "values", "logits", "seconds")),
         *((name, ctypes.c_int64) for name in ("rows", "num_wanted", "num_sequences", "block_size", "num_slots")),
         ("logits_stride", ctypes.c_int64),
         ("cache_type", ctypes.c_int32),
@@ -118,6 +119,7 @@ class NativeModel:
             dtype=DTYPES[self._dtype],
         )
         self._cache: KVCache | None = None
+        self.seconds: torch.Tensor | None = None  # float64 [len(PARTS)]: gathers the time of each part
 
     def forward(self, inputs: ModelInput, cache: KVCache, block_size: int) -> torch.Tensor:
         """Logits [N, vocab_size], float32."""
@@ -134,6 +136,7 @@ class NativeModel:
         logits = torch.empty(len(inputs.logits_indices), self._num_outputs)
         step = _Pass(
             *(tensor.data_ptr() for tensor in (*rows, sequences, cache.keys, cache.values, logits)),
+            None if self.seconds is None else self.seconds.data_ptr(),
             *(len(rows[0]), len(logits), len(sequences), block_size, cache.keys.shape[2], self._num_outputs),
             _CACHE_DTYPES[cache.dtype],
         )

@@ -19,7 +19,7 @@ constexpr int kMaxRows = 6, kVectors = 2;
 constexpr int kMaxRows = 4, kVectors = 2;
 #endif
 constexpr int64_t kPart = 64;       // inputs whose products are summed on their own where operands are floats
-constexpr int64_t kPrefetch = 2048; // bytes
+constexpr int64_t kPrefetch = 8192; // bytes ahead, in a stream that goes on with the next panel
 
 Floats as_floats(Ints x) { return __builtin_convertvector(x, Floats); }
 Ints load_ints(const void *from) { return (Ints)load(from); }

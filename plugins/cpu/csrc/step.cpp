@@ -1,6 +1,7 @@
 #include "step.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <vector>
 
@@ -14,6 +15,25 @@ namespace {
 struct Workspace {
     Scratch hidden, input, qkv, query, mixed, inner, threads;
     AttentionPlan plan;
+};
+
+// Adds up the time of the parts, on thread 0 and if it is wanted.
+class Clock {
+  public:
+    Clock(const Team &team, double *seconds) : seconds_(team.index == 0 ? seconds : nullptr) {
+        if (seconds_) last_ = std::chrono::steady_clock::now();
+    }
+
+    void end(Part part) {
+        if (!seconds_) return;
+        const auto now = std::chrono::steady_clock::now();
+        seconds_[part] += std::chrono::duration<double>(now - last_).count();
+        last_ = now;
+    }
+
+  private:
+    double *const seconds_;
+    std::chrono::steady_clock::time_point last_;
 };
 
 class Step {
@@ -33,21 +53,31 @@ class Step {
     }
 
     void run(const Team &team) {
+        Clock clock(team, pass_.seconds);
         each_row(team, pass_.rows, [&](int64_t row) { kernels_.embed(decoder_, pass_.token_ids[row], hidden_ + row * stride_); });
         for (int64_t index = 0; index < decoder_.num_layers; ++index) {
             const DecoderLayer &layer = decoder_.layers[index];
             normalise(team, layer.input_norm, layer.input_offset, input_of(layer.qkv, input_, decoder_.hidden_size));
+            clock.end(kNorms);
             multiply(team, layer.qkv, input_, pass_.rows, {kStore, floats(qkv_, heads_ * decoder_.head_size), heads_ * decoder_.head_size});
+            clock.end(kQkv);
             write_heads(team, index);
+            clock.end(kHeads);
             kernels_.attention(attention(index), plan_, team);
             team.barrier();
+            clock.end(kAttention);
             multiply(team, layer.dense, mixed(team, layer.dense), pass_.rows, {kAdd, floats(hidden_, stride_), decoder_.hidden_size});
+            clock.end(kDense);
             normalise(team, layer.post_norm, layer.post_offset, input_of(layer.gate_up, input_, decoder_.hidden_size));
+            clock.end(kNorms);
             const Rows inner = input_of(layer.down, inner_, decoder_.inner_size);
             multiply(team, layer.gate_up, input_, pass_.rows, {kGate, inner, decoder_.inner_size});
+            clock.end(kGateUp);
             multiply(team, layer.down, inner_, pass_.rows, {kAdd, floats(hidden_, stride_), decoder_.hidden_size});
+            clock.end(kDown);
         }
         if (pass_.num_wanted > 0) make_logits(team);
+        clock.end(kLogits);
     }
 
   private:

@@ -39,11 +39,15 @@ struct Pass {
     const AttentionSequence *sequences;
     void *keys, *values; // [num_layers, num_kv_heads, num_slots, head_size]
     float *logits;       // [num_wanted, head outputs]
+    double *seconds;     // null, or [kNumParts]: the time that each part took is added
     int64_t rows, num_wanted, num_sequences, block_size, num_slots, logits_stride;
     DType cache_type;
 };
 
 constexpr int64_t kAlign = 16;
+
+// Of a pass's time; runtime/native_model.py has the same order.
+enum Part { kNorms, kQkv, kHeads, kAttention, kDense, kGateUp, kDown, kLogits, kNumParts };
 
 // One head of one row: where it comes from and what is made of it.
 struct Head {
