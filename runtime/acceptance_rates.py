@@ -9,8 +9,9 @@ from magicdec.runtime.request import Request
 
 PRIOR_RATE = 0.75
 OWN_MEMORY = 32  # trials of one position after which an old one has faded to 1 / e
-SHARED_MEMORY = 96
-SHARED_WEIGHT = 8.0  # of the shared rate, in trials of the request's own
+SHARED_MEMORY = 128
+SHARED_WEIGHT = 12.0  # of the shared rate, in trials of the request's own
+ALIKE_WEIGHT = 4.0  # of the request's rate at the position before, in trials of all requests
 PRIOR_WEIGHT = 1.0  # of the rate of the position before, in trials of all requests
 
 
@@ -42,7 +43,8 @@ class AcceptanceRates:
         before, reached, shared = np.full(len(requests), PRIOR_RATE), np.ones(len(requests)), PRIOR_RATE
         for j, (trials, accepted) in enumerate(self._shared.T):
             shared = (accepted + PRIOR_WEIGHT * shared) / (trials + PRIOR_WEIGHT)
-            prior = shared if j == 0 else (shared + before) / 2  # a request's positions are alike
+            prior = before if j else shared  # a request's positions are alike, until others say how they differ
+            prior = (trials * shared + ALIKE_WEIGHT * prior) / (trials + ALIKE_WEIGHT)
             before = (own[:, 1, j] + SHARED_WEIGHT * prior) / (own[:, 0, j] + SHARED_WEIGHT)
             reached = reached * before
             expected[:, j + 1] = expected[:, j] + reached

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 Vector = NDArray[np.float64]
 
 MEMORY = 24  # observations of one draft length after which an old one has faded to 1 / e
+LEAST_SECONDS = 1e-7  # a clock may stand still
 LONG_MEMORY = 256  # the same for observations of any length
 SHORT_MEMORY = 6
 CHANGE = 0.1  # bias from which on the machine counts as changed, if it is also twice the usual error
@@ -61,10 +62,11 @@ class LinearCost:
 
     def observe(self, features: Vector, seconds: float, length: int) -> None:
         """A measured pass with drafts of about this length."""
+        seconds = max(seconds, LEAST_SECONDS)
         if self.scale is None:
             self.set_scale(seconds / float(self.prior @ features))
             return  # whatever runs for the first time takes longer
-        expected = float((self._fitted if self._weights.any() else self.costs) @ features)
+        expected = max(float((self._fitted if self._weights.any() else self.costs) @ features), LEAST_SECONDS)
         weight, others = self._judge(seconds / expected - 1)
         relative = features / expected
         for sums, new in (

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from magicdec.runtime.acceptance_rates import AcceptanceRates
-from magicdec.runtime.cost_model import DraftCost, TargetCost, Vector
+from magicdec.runtime.cost_model import LEAST_SECONDS, DraftCost, TargetCost, Vector
 from magicdec.runtime.request import Request
 from magicdec.runtime.scheduler import DraftChoice
 
@@ -59,6 +59,7 @@ class DraftController:
         self._last_run: dict[DraftChoice, int] = {}
         self._credit: float | None = None  # seconds; None until a step has been measured
         self._drafting = 0.0  # seconds of this step
+        self._expected = 0.0  # seconds of a step like the next one
 
     def choose(self, decoding: Sequence[Request]) -> list[DraftChoice]:
         """For each request of the next step."""
@@ -68,6 +69,8 @@ class DraftController:
             view = _View(self, decoding, free)
             self._make_plan(view)
             self._probe = self._find_probe(view)
+            chosen = self._plan.values() if self._probe is None else [self._probe] * len(free)
+            self._expected = view.outcome(list(chosen))[1]
         return [self._own(request) or self._probe or self._plan[request] for request in decoding]
 
     def drafted(self, drafter: int, lengths: Sequence[int], seconds: float) -> None:
@@ -116,16 +119,17 @@ class DraftController:
 
         What gained is tried again at once: an estimate that is out of date is mended in one go.
         """
+        expected = self._expected or seconds
+        seconds = min(max(seconds, LEAST_SECONDS), 2 * expected)  # what is slow once is no reason to probe, or not to
         if self._credit is None:
             self._credit = FIRST_CREDIT * seconds
         if self._probe is None:
-            self._credit += PROBE_SHARE * seconds
-        else:
-            loss = float(np.clip(seconds - num_tokens / self._rate, -seconds, seconds))
-            self._credit -= loss
-            if loss < 0:
-                self._last_run[self._probe] = self._step - REST
-        self._credit = min(self._credit, MAX_CREDIT * seconds)
+            self._credit = min(self._credit + PROBE_SHARE * seconds, MAX_CREDIT * expected)
+            return
+        loss = seconds - num_tokens / self._rate
+        self._credit -= loss
+        if loss < 0:
+            self._last_run[self._probe] = self._step - REST
 
     def _make_plan(self, view: "_View") -> None:
         """The choices for the steps to come; those in force stay unless others promise more."""
@@ -209,7 +213,7 @@ class _View:
         for cost, length in zip(self.controller.drafters, longest, strict=True):
             if length:
                 seconds += cost.costs[0] + cost.costs[1] * length
-        return tokens, seconds
+        return tokens, max(seconds, LEAST_SECONDS)
 
     def _best_at(self, rate: float) -> list[DraftChoice]:
         """The largest surplus of tokens over what their time is worth; one drafter runs its model at most."""

@@ -1,7 +1,8 @@
 """The engine: one step is schedule, propose, verify, accept, commit."""
 
 import itertools
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -10,6 +11,7 @@ from magicdec.runtime.block_manager import BlockManager
 from magicdec.runtime.detokenizer import Detokenizer
 from magicdec.runtime.device_acceptance import DeviceAcceptance
 from magicdec.runtime.draft import Draft
+from magicdec.runtime.draft_controller import DraftController, Round
 from magicdec.runtime.draws import child_seed, fresh_seed
 from magicdec.runtime.logits import LogitsProcessor, Logprob
 from magicdec.runtime.model_input import SequenceInput, pack
@@ -39,6 +41,8 @@ class Engine:
         eos_token_ids: Sequence[int],
         tokenizer: Tokenizer | None = None,
         device_acceptance: DeviceAcceptance | None = None,
+        controller: DraftController | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         if scheduler.max_num_tokens < scheduler.max_batch_size:
             raise EngineError(
@@ -54,6 +58,8 @@ class Engine:
         self.eos_token_ids = list(eos_token_ids)
         self.tokenizer = tokenizer
         self.device_acceptance = device_acceptance  # None: every request is decided by `sampler.verify_all`
+        self.controller = controller  # None: draft lengths are fixed, and nobody wants to know how long a step took
+        self._clock = clock
         self._groups: dict[str, RequestGroup] = {}
         self._group_of: dict[Request, RequestGroup] = {}
 
@@ -64,13 +70,17 @@ class Engine:
 
     def step(self) -> list[RequestOutput]:
         """Advance every scheduled request by a prompt chunk or by one token and its accepted drafts."""
+        start = self._clock()
         plan = self._schedule()
         if not plan.scheduled:
             return []
         drafts = self.proposer.propose(plan.scheduled)
         logits, spans = self._verify(plan.scheduled, drafts)
         verdicts = self._accept(plan.scheduled, drafts, logits, spans)
-        return self._commit(plan.scheduled, drafts, logits, spans, verdicts)
+        outputs = self._commit(plan.scheduled, drafts, logits, spans, verdicts)
+        if self.controller is not None:
+            self._report_to(self.controller, plan.scheduled, drafts, verdicts, self._clock() - start)
+        return outputs
 
     def add_request(
         self,
@@ -103,6 +113,8 @@ class Engine:
             if not request.is_finished:
                 request.finish("abort")
                 self._retire(request)
+                if self.controller is not None:
+                    self.controller.release(request)
         del self._groups[request_id]
         return group.output()
 
@@ -203,6 +215,8 @@ class Engine:
         self, request: Request, draft: Draft, logits: torch.Tensor, first: int, verdict: VerifyOutput
     ) -> None:
         """logits: of the whole step; the request's rows begin at `first`."""
+        if request.num_output_tokens:  # not the token that ends the prompt
+            request.draft_lengths[len(draft.token_ids)] += 1
         if draft.token_ids:
             request.num_rounds += 1
             request.num_draft_tokens += len(draft.token_ids)
@@ -213,6 +227,24 @@ class Engine:
             logprobs = request.logits_processor.logprobs(rows, verdict.token_ids)
         request.commit(verdict.token_ids, logprobs)
         request.num_computed_tokens = len(request.token_ids) - 1  # the last token is chosen, and not yet read
+
+    def _report_to(
+        self,
+        controller: DraftController,
+        scheduled: Sequence[ScheduledRequest],
+        drafts: Sequence[Draft],
+        verdicts: Sequence[VerifyOutput | None],
+        seconds: float,
+    ) -> None:
+        rounds = [
+            Round(entry.request, entry.choice, len(draft.token_ids), out.num_accepted)
+            for entry, draft, out in zip(scheduled, drafts, verdicts, strict=True)
+            if out is not None and entry.num_tokens == 1
+        ]
+        controller.stepped(rounds, seconds, with_prompts=len(rounds) < len(scheduled))
+        for entry in scheduled:
+            if entry.request.is_finished:
+                controller.release(entry.request)
 
     def _report(self, group: RequestGroup) -> RequestOutput:
         if group.finished:

@@ -38,6 +38,7 @@ class RequestMetrics:
     num_rounds: int = 0  # verify passes that carried drafts
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    draft_lengths: dict[int, int] = field(default_factory=dict)  # decoding steps by their number of draft tokens
     num_preemptions: int = 0
     prefill_seconds: float = 0.0  # arrival to first token
     decode_seconds: float = 0.0  # first token to last token

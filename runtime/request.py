@@ -1,6 +1,7 @@
 """One sequence that is being generated, and the group of the n sequences of one request."""
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -43,6 +44,7 @@ class Request:
     num_rounds: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    draft_lengths: Counter[int] = field(default_factory=Counter)  # decoding steps by the number of draft tokens
     num_preemptions: int = 0
     arrival_time: float = field(default_factory=time.perf_counter)
     first_token_time: float | None = None
@@ -160,6 +162,7 @@ class RequestGroup:
             num_rounds=sum(request.num_rounds for request in requests),
             num_draft_tokens=sum(request.num_draft_tokens for request in requests),
             num_accepted_tokens=sum(request.num_accepted_tokens for request in requests),
+            draft_lengths=dict(sorted(sum((request.draft_lengths for request in requests), Counter()).items())),
             num_preemptions=sum(request.num_preemptions for request in requests),
             prefill_seconds=min(firsts) - start if firsts else 0.0,
             decode_seconds=max(lasts) - min(firsts) if firsts else 0.0,

@@ -45,6 +45,11 @@ class ScheduledRequest:
     drafter: int = 0  # which of the engine's drafters makes them
 
     @property
+    def choice(self) -> DraftChoice:
+        """What is left of the policy's choice, where budget or blocks were short."""
+        return DraftChoice(self.num_draft_tokens, self.drafter)
+
+    @property
     def completes(self) -> bool:
         """Whether the last committed token is read, so that a next token can be chosen."""
         return self.num_tokens == self.request.num_pending_tokens

@@ -75,6 +75,16 @@ class Simulation:
             seconds, tokens = seconds + spent, tokens + committed
         return tokens / seconds / len(self.requests)
 
+    def expected_rate(self, steps: int) -> float:
+        """What the lengths of the last steps yield on average; all requests are taken to be like the first."""
+        machine, lengths = self.machine, self.lengths[-steps:]
+        tokens = sum(sum(machine.acceptance**j for j in range(length + 1)) for length in lengths)
+        return tokens / sum(machine.draft_seconds(length) + machine.target_seconds([length]) for length in lengths)
+
+    def first_lengths(self) -> list[int]:
+        """Before anything is measured."""
+        return [choice.num_tokens for choice in self.controller.choose(self.requests)]
+
     def _step(self, choices: Sequence[DraftChoice], slow: float) -> tuple[float, int]:
         lengths = [choice.num_tokens for choice in choices]
         self.lengths.append(lengths[0])
