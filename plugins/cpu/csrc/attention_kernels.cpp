@@ -66,10 +66,11 @@ struct PairOrder {
 constexpr PairOrder kPairOrder;
 #endif
 
-template <class Cache, class Operand>
+// Full: no row ends between them.
+template <class Cache, class Operand, bool Full = false>
 inline Floats load_part(const typename Cache::Element *row, int64_t at, int64_t head_size) {
     constexpr int64_t kCount = kLanes * Operand::kNumbers;
-    if (at + kCount <= head_size) return Loader<Cache, Operand>::load(row + at);
+    if (Full || at + kCount <= head_size) return Loader<Cache, Operand>::load(row + at);
     typename Cache::Element part[kCount] = {};
     if (at < head_size) std::memcpy(part, row + at, static_cast<size_t>(head_size - at) * sizeof part[0]);
     return Loader<Cache, Operand>::load(part);
@@ -101,6 +102,8 @@ struct Prefetch {
 
     void clear() { next = count = 0; }
 
+    int64_t left() const { return count - next; }
+
     template <class Element> void plan(const Element *cache, const TileRows &rows, int64_t num_rows, int64_t head_size) {
         const int64_t bytes = head_size * static_cast<int64_t>(sizeof(Element));
         clear();
@@ -110,26 +113,40 @@ struct Prefetch {
         for (int64_t i = 0; i < num_rows; ++i) chunks[count++] = chunks[i] + kChunk;
     }
 
-    void issue(int64_t some) {
-        for (const int64_t last = std::min(count, next + some); next < last; ++next) {
-            __builtin_prefetch(chunks[next]);
-            __builtin_prefetch(chunks[next] + 64);
-        }
+    // The next of up to `most` chunks, and how many there are.
+    struct Some {
+        const char *const *chunks;
+        int64_t count;
+    };
+    Some take(int64_t most) {
+        const Some some = {chunks + next, std::min(most, count - next)};
+        next += some.count;
+        return some;
+    }
+
+    static void ask(const char *chunk) {
+        __builtin_prefetch(chunk);
+        __builtin_prefetch(chunk + 64);
+    }
+
+    void issue(int64_t most) {
+        const Some some = take(most);
+        for (int64_t i = 0; i < some.count; ++i) ask(some.chunks[i]);
     }
 };
 
 // Keys to columns: to [padded / numbers, kTile].
-template <class Cache, class Operand>
+template <class Cache, class Operand, bool Full>
 void pack_keys(
     const typename Cache::Element *keys, const TileRows &rows, int64_t count, int64_t head_size, float *to, Prefetch &ahead
 ) {
     const int64_t depth = padded(head_size) / Operand::kNumbers;
     for (int64_t key = 0; key < count; key += kLanes) {
-        ahead.issue(kLanes / 2);
+        ahead.issue(kLanes / 4);
         for (int64_t d = 0; d < depth; d += kLanes) {
             Floats x[kLanes];
             UNROLL for (int i = 0; i < kLanes; ++i)
-                x[i] = load_part<Cache, Operand>(keys + rows.offsets[key + i], d * Operand::kNumbers, head_size);
+                x[i] = load_part<Cache, Operand, Full>(keys + rows.offsets[key + i], d * Operand::kNumbers, head_size);
             transpose(x);
             UNROLL for (int i = 0; i < kLanes; ++i) store(to + (d + i) * kTile + key, x[i]);
         }
@@ -137,7 +154,7 @@ void pack_keys(
 }
 
 // Values as they stand, several rows to an operand: to [count / numbers, padded].
-template <class Cache, class Operand>
+template <class Cache, class Operand, bool Full>
 void pack_values(
     const typename Cache::Element *values, const TileRows &rows, int64_t count, int64_t head_size, float *to, Prefetch &ahead
 ) {
@@ -146,7 +163,7 @@ void pack_values(
         for (int64_t key = 0; key < count; ++key) {
             if (key % 2) ahead.issue(1);
             for (int64_t d = 0; d < width; d += kLanes)
-                store(to + key * width + d, load_part<Cache, Operand>(values + rows.offsets[key], d, head_size));
+                store(to + key * width + d, load_part<Cache, Operand, Full>(values + rows.offsets[key], d, head_size));
         }
     } else {
 #if defined(MAGICDEC_AVX512)
@@ -154,8 +171,8 @@ void pack_values(
         for (int64_t key = 0; key < count; key += 2) {
             ahead.issue(1);
             for (int64_t d = 0; d < width; d += 32) {
-                const __m512i first = (__m512i)load_part<Cache, Operand>(values + rows.offsets[key], d, head_size);
-                const __m512i second = (__m512i)load_part<Cache, Operand>(values + rows.offsets[key + 1], d, head_size);
+                const __m512i first = (__m512i)load_part<Cache, Operand, Full>(values + rows.offsets[key], d, head_size);
+                const __m512i second = (__m512i)load_part<Cache, Operand, Full>(values + rows.offsets[key + 1], d, head_size);
                 store(to + key / 2 * width + d, (Floats)_mm512_permutex2var_epi16(first, low, second));
                 store(to + key / 2 * width + d + 16, (Floats)_mm512_permutex2var_epi16(first, high, second));
             }
@@ -164,24 +181,36 @@ void pack_values(
     }
 }
 
-// c[r][n] = (keep ? keep[r] * c[r][n] : 0) + sum over k = 0, 1, ... of a[r][k] * b[k][n], for Rows rows and
-// Vectors * kLanes columns. a [Rows, depth], b [depth, columns], c: 32-bit elements; lda, ldb, ldc: from row to row.
-template <class Operand, int Rows, int Vectors>
-inline void multiply_block(
-    const float *a, int64_t lda, const float *b, int64_t ldb, int64_t depth, const float *keep, float *c, int64_t ldc,
-    Prefetch &ahead
-) {
+// c[r][n] = (keep ? keep[r] * c[r][n] : 0) + sum over k = 0, 1, ... of a[r][k] * b[k][n]. a [rows, depth],
+// b [depth, columns], c: 32-bit elements; lda, ldb, ldc: from row to row.
+struct Product {
+    const float *a;
+    int64_t lda;
+    const float *b;
+    int64_t ldb, depth;
+    const float *keep;
+    float *c;
+    int64_t ldc;
+
+    Product part(int64_t row, int64_t column) const {
+        return {a + row * lda, lda, b + column, ldb, depth, keep ? keep + row : nullptr, c + row * ldc + column, ldc};
+    }
+};
+
+template <class Operand, int Rows, int Vectors> void multiply_block(const Product &product, const Prefetch::Some &ahead) {
+    const auto [a, lda, b, ldb, depth, keep, c, ldc] = product;
     Floats sums[Rows][Vectors];
     UNROLL for (int r = 0; r < Rows; ++r) UNROLL for (int v = 0; v < Vectors; ++v) sums[r][v] = Floats{};
-    for (int64_t k = 0; k < depth; ++k, b += ldb) {
-        ahead.issue(1);
+    const auto add = [&, a = a, b = b, lda = lda, ldb = ldb](int64_t k) __attribute__((always_inline)) {
         Floats right[Vectors];
-        UNROLL for (int v = 0; v < Vectors; ++v) right[v] = load(b + v * kLanes);
+        UNROLL for (int v = 0; v < Vectors; ++v) right[v] = load(b + k * ldb + v * kLanes);
         UNROLL for (int r = 0; r < Rows; ++r) {
             const Floats left = all(a[r * lda + k]);
             UNROLL for (int v = 0; v < Vectors; ++v) sums[r][v] = Operand::add_product(sums[r][v], left, right[v]);
         }
-    }
+    };
+    for (int64_t k = 0; k < ahead.count; ++k) Prefetch::ask(ahead.chunks[k]), add(k);
+    for (int64_t k = ahead.count; k < depth; ++k) add(k);
     UNROLL for (int r = 0; r < Rows; ++r) UNROLL for (int v = 0; v < Vectors; ++v) {
         float *to = c + r * ldc + v * kLanes;
         store(to, keep ? fma(all(keep[r]), load(to), sums[r][v]) : sums[r][v]);
@@ -190,32 +219,25 @@ inline void multiply_block(
 
 // The same for up to kBlockRows rows and kBlockVectors vectors.
 template <class Operand, int Rows = kBlockRows, int Vectors = kBlockVectors>
-inline void multiply_some(
-    int64_t rows, int64_t vectors, const float *a, int64_t lda, const float *b, int64_t ldb, int64_t depth,
-    const float *keep, float *c, int64_t ldc,
-    Prefetch &ahead
-) {
+void multiply_some(int64_t rows, int64_t vectors, const Product &product, const Prefetch::Some &ahead) {
     if constexpr (Rows > 1)
-        if (rows < Rows) return multiply_some<Operand, Rows - 1, Vectors>(rows, vectors, a, lda, b, ldb, depth, keep, c, ldc, ahead);
+        if (rows < Rows) return multiply_some<Operand, Rows - 1, Vectors>(rows, vectors, product, ahead);
     if constexpr (Vectors > 1)
-        if (vectors < Vectors) return multiply_some<Operand, Rows, Vectors - 1>(rows, vectors, a, lda, b, ldb, depth, keep, c, ldc, ahead);
-    multiply_block<Operand, Rows, Vectors>(a, lda, b, ldb, depth, keep, c, ldc, ahead);
+        if (vectors < Vectors) return multiply_some<Operand, Rows, Vectors - 1>(rows, vectors, product, ahead);
+    multiply_block<Operand, Rows, Vectors>(product, ahead);
 }
 
 // The same for any number of rows and vectors. Every element is one sum in one order, whatever that number is.
+// chunks: how many of those ahead are asked for meanwhile.
 template <class Operand>
-inline void multiply(
-    int64_t rows, int64_t vectors, const float *a, int64_t lda, const float *b, int64_t ldb, int64_t depth,
-    const float *keep, float *c, int64_t ldc,
-    Prefetch &ahead
-) {
-    const int64_t blocks = (rows + kBlockRows - 1) / kBlockRows;
+void multiply(int64_t rows, int64_t vectors, const Product &product, Prefetch &ahead, int64_t chunks) {
+    const int64_t row_blocks = (rows + kBlockRows - 1) / kBlockRows, blocks = row_blocks * ((vectors + kBlockVectors - 1) / kBlockVectors);
+    const int64_t share = std::min(product.depth, (std::max<int64_t>(chunks, 0) + blocks - 1) / blocks);
     for (int64_t v = 0; v < vectors; v += kBlockVectors)
-        for (int64_t i = 0; i < blocks; ++i) {
-            const int64_t first = rows * i / blocks, last = rows * (i + 1) / blocks; // of nearly equal size
+        for (int64_t i = 0; i < row_blocks; ++i) {
+            const int64_t first = rows * i / row_blocks, last = rows * (i + 1) / row_blocks; // of nearly equal size
             multiply_some<Operand>(
-                last - first, vectors - v < kBlockVectors ? vectors - v : kBlockVectors, a + first * lda, lda,
-                b + v * kLanes, ldb, depth, keep ? keep + first : nullptr, c + first * ldc + v * kLanes, ldc, ahead
+                last - first, std::min<int64_t>(vectors - v, kBlockVectors), product.part(first, v * kLanes), ahead.take(share)
             );
         }
 }
@@ -349,24 +371,29 @@ template <class Query, class Cache, class Operand> class Worker {
         rows_.find(sequence, args_, start, count, padded_count);
 
         ahead_.plan(values, rows_, count, head_size);
-        pack_keys<Cache, Operand>(keys, rows_, padded_count, head_size, tile_, ahead_);
+        (full_ ? pack_keys<Cache, Operand, true> : pack_keys<Cache, Operand, false>)(
+            keys, rows_, padded_count, head_size, tile_, ahead_
+        );
         float *scores = scores_ + skipped * kTile;
-        for (int64_t d = 0; d < depth; d += kDepth) // long sums of float32 in parts: their errors grow with the length
-            multiply<Operand>(
-                rows, padded_count / kLanes, query_ + skipped * depth + d, depth, tile_ + d * kTile, kTile,
-                std::min(depth - d, kDepth), d == 0 ? nullptr : kOnes.factors, scores, kTile, ahead_
-            );
+        for (int64_t d = 0; d < depth; d += kDepth) { // long sums of float32 in parts: their errors grow with the length
+            const float *keep = d == 0 ? nullptr : kOnes.factors, *query = query_ + skipped * depth + d;
+            const Product product = {query, depth, tile_ + d * kTile, kTile, std::min(depth - d, kDepth), keep, scores, kTile};
+            multiply<Operand>(rows, padded_count / kLanes, product, ahead_, ahead_.left() - ahead_.count / 4);
+        }
         mask(sequence, item, start, padded_count, skipped);
-        for (int64_t r = skipped; r < item.rows; ++r) find_maximum(r, padded_count, state);
+        const int64_t share = ahead_.left() / (2 * rows) + 1;
+        for (int64_t r = skipped; r < item.rows; ++r) find_maximum(r, padded_count, state), ahead_.issue(share);
         for (int64_t r = skipped; r < item.rows; r += kLanes) store(factors_ + r, exp(load(factors_ + r)));
-        for (int64_t r = skipped; r < item.rows; ++r) exponentiate(r, padded_count, state);
+        for (int64_t r = skipped; r < item.rows; ++r) exponentiate(r, padded_count, state), ahead_.issue(share);
 
         plan_next_keys(sequence, item, start + count);
-        pack_values<Cache, Operand>(values, rows_, padded_count, head_size, tile_, ahead_);
-        multiply<Operand>(
-            rows, round_up(head_size, kLanes) / kLanes, scores, kTile, tile_, width_, padded_count / Operand::kNumbers,
-            factors_ + skipped, state.sums + skipped * width_, width_, ahead_
+        (full_ ? pack_values<Cache, Operand, true> : pack_values<Cache, Operand, false>)(
+            values, rows_, padded_count, head_size, tile_, ahead_
         );
+        const Product product = {
+            scores, kTile, tile_, width_, padded_count / Operand::kNumbers, factors_ + skipped, state.sums + skipped * width_, width_
+        };
+        multiply<Operand>(rows, round_up(head_size, kLanes) / kLanes, product, ahead_, ahead_.left());
     }
 
     // Ask for the keys of the tile that comes after this one: of this item, or of the next.
@@ -443,6 +470,7 @@ template <class Query, class Cache, class Operand> class Worker {
 
     const AttentionArgs &args_;
     const int64_t group_, width_;
+    const bool full_ = args_.head_size == width_;
     const AttentionItem *following_ = nullptr;
     TileRows rows_, next_rows_;
     Prefetch ahead_;
