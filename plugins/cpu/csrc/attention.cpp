@@ -8,7 +8,6 @@ namespace magicdec {
 
 void AttentionPlan::prepare(const AttentionArgs &args, int num_threads) {
     items.clear(), merges.clear();
-    next = 0;
     const int64_t group = args.num_heads / args.num_kv_heads;
     // With work enough for all threads a split need not be an item of its own.
     const bool whole = args.num_sequences * args.num_kv_heads >= 6 * num_threads;
@@ -72,6 +71,7 @@ extern "C" __attribute__((visibility("default"))) int magicdec_attention(const A
     if (!attention_supports(args->query_type, args->cache_type)) return 1;
     static thread_local AttentionPlan plan;
     plan.prepare(*args, num_threads());
-    run_parallel([&](const Team &team) { kernels().attention(*args, plan, team); });
+    std::atomic<int64_t> next{0};
+    run_parallel([&](const Team &team) { kernels().attention(*args, plan, team, next); });
     return 0;
 }

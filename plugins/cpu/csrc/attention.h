@@ -104,8 +104,6 @@ class AttentionPlan {
     std::vector<AttentionMerge> merges;
     std::vector<float *> partials;
     std::unique_ptr<std::atomic<int64_t>[]> remaining; // for each merge: items to come
-    alignas(64) std::atomic<int64_t> next{0};          // item
-
     float *thread_memory; // of the first thread
     int64_t thread_size;  // from thread to thread
 

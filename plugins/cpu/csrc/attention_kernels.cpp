@@ -478,13 +478,13 @@ template <class Query, class Cache, class Operand> class Worker {
 };
 
 template <class Query, class Cache, class Operand>
-void work(const AttentionArgs &args, AttentionPlan &plan, const Team &team) {
+int64_t work(const AttentionArgs &args, AttentionPlan &plan, const Team &team, std::atomic<int64_t> &next) {
     Worker<Query, Cache, Operand> worker(args, plan.thread_memory + team.index * plan.thread_size);
     const int64_t count = static_cast<int64_t>(plan.items.size());
-    int64_t index;
-    while ((index = plan.next.fetch_add(1, std::memory_order_relaxed)) < count) {
+    int64_t index, done = 0;
+    for (; (index = next.fetch_add(1, std::memory_order_relaxed)) < count; ++done) {
         const AttentionItem &item = plan.items[index];
-        const int64_t following = plan.next.load(std::memory_order_relaxed);
+        const int64_t following = next.load(std::memory_order_relaxed);
         worker.run(item, following < count ? &plan.items[following] : nullptr);
         if (item.merge < 0) continue;
         std::atomic<int64_t> &remaining = plan.remaining[item.merge];
@@ -492,13 +492,13 @@ void work(const AttentionArgs &args, AttentionPlan &plan, const Team &team) {
         remaining.store(plan.merges[item.merge].num_items, std::memory_order_relaxed); // for the next layer
         worker.finish(plan, item);
     }
-    // Each thread fails once; the last leaves the plan as it found it.
-    if (index == count + team.count - 1) plan.next.store(0, std::memory_order_relaxed);
+    return done;
 }
 
-template <class Query, class Operand> void work(const AttentionArgs &args, AttentionPlan &plan, const Team &team) {
-    if (args.cache_type == kFloat8) return work<Query, Float8, Operand>(args, plan, team);
-    return work<Query, Query, Operand>(args, plan, team);
+template <class Query, class Operand>
+int64_t work(const AttentionArgs &args, AttentionPlan &plan, const Team &team, std::atomic<int64_t> &next) {
+    if (args.cache_type == kFloat8) return work<Query, Float8, Operand>(args, plan, team, next);
+    return work<Query, Query, Operand>(args, plan, team, next);
 }
 
 } // namespace
@@ -509,10 +509,10 @@ typedef Pair BFloat16Operand;
 typedef Single BFloat16Operand;
 #endif
 
-void attention(const AttentionArgs &args, AttentionPlan &plan, const Team &team) {
-    if (args.query_type == kBFloat16) return work<BFloat16, BFloat16Operand>(args, plan, team);
-    if (args.query_type == kFloat16) return work<Float16, Single>(args, plan, team);
-    return work<Float32, Single>(args, plan, team);
+int64_t attention(const AttentionArgs &args, AttentionPlan &plan, const Team &team, std::atomic<int64_t> &next) {
+    if (args.query_type == kBFloat16) return work<BFloat16, BFloat16Operand>(args, plan, team, next);
+    if (args.query_type == kFloat16) return work<Float16, Single>(args, plan, team, next);
+    return work<Float32, Single>(args, plan, team, next);
 }
 
 } // namespace magicdec::ISA

@@ -20,10 +20,14 @@ struct Kernels {
     const char *name;
     // A thread's part of reading `size` bytes once; the result keeps the compiler from leaving it out.
     uint64_t (*read_bytes)(const uint8_t *data, size_t size);
-    // A thread's part of one layer's attention. A barrier must follow before `out` is read or the plan used again.
-    void (*attention)(const AttentionArgs &args, AttentionPlan &plan, const Team &team);
-    // The product of x [rows, inputs] with some panels of a matrix; memory: linear_thread_size(inputs) floats.
-    void (*linear)(const Matrix &matrix, const Rows &x, int64_t rows, const Share &panels, const Product &product, float *memory);
+    // A thread's part of one layer's attention: items of the plan as long as there are some, counted by `next` from 0 on.
+    // Returns their number; when all are done, the result stands in `out` and the plan can be used again.
+    int64_t (*attention)(const AttentionArgs &args, AttentionPlan &plan, const Team &team, std::atomic<int64_t> &next);
+    // The product of x [rows, inputs] with some panels of a matrix; memory: linear_thread_size(inputs) floats. again: the
+    // memory stands as a call for the same x left it, and rows <= kRowsAtOnce.
+    void (*linear)(
+        const Matrix &matrix, const Rows &x, int64_t rows, const Share &panels, const Product &product, float *memory, bool again
+    );
     // A decoder's steps for one row: see step_kernels.cpp.
     void (*embed)(const Decoder &decoder, int64_t token, float *to);
     void (*norm)(const float *x, const float *weight, const float *offset, int64_t size, float epsilon, const Rows &to, int64_t row);

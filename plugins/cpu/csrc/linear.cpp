@@ -13,6 +13,7 @@ magicdec_linear(const Matrix *matrix, const Rows *x, int64_t rows, const Product
     const int64_t size = linear_thread_size(matrix->inputs);
     float *memory = scratch.reserve(size * num_threads());
     run_parallel([&](const Team &team) {
-        kernels().linear(*matrix, *x, rows, share_of(matrix->num_panels, 1, team), *product, memory + team.index * size);
+        float *mine = memory + team.index * size;
+        kernels().linear(*matrix, *x, rows, share_of(matrix->num_panels, 1, team), *product, mine, false);
     });
 }

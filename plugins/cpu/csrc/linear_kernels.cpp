@@ -264,7 +264,9 @@ void sum_groups(const Rows &x, int64_t row, int64_t rows, int64_t inputs, float 
 }
 
 template <class Panel>
-void multiply_all(const Matrix &matrix, const Rows &x, int64_t rows, const Share &panels, const Product &product, float *memory) {
+void multiply_all(
+    const Matrix &matrix, const Rows &x, int64_t rows, const Share &panels, const Product &product, float *memory, bool again
+) {
     const int64_t units = matrix.inputs / Panel::Operand::kNumbers, groups = matrix.inputs / kGroup;
     const int64_t bytes = panel_bytes(matrix.format, matrix.inputs);
     float *sums = memory + kRowsAtOnce * units;
@@ -272,7 +274,7 @@ void multiply_all(const Matrix &matrix, const Rows &x, int64_t rows, const Share
     for (int64_t first = 0; first < rows; first += kRowsAtOnce) {
         const int64_t count = rows - first < kRowsAtOnce ? rows - first : kRowsAtOnce;
         const int64_t blocks = (count + kMaxRows - 1) / kMaxRows;
-        for (int64_t block = 0; block < blocks; ++block) {
+        for (int64_t block = 0; block < blocks && !again; ++block) {
             const int64_t start = count * block / blocks, stop = count * (block + 1) / blocks;
             pack<typename Panel::Operand>(x, first + start, stop - start, units, memory + start * units);
             if (kScaledGroups<Panel>) sum_groups(x, first + start, stop - start, matrix.inputs, sums + start * groups);
@@ -290,21 +292,23 @@ void multiply_all(const Matrix &matrix, const Rows &x, int64_t rows, const Share
 
 } // namespace
 
-void linear(const Matrix &matrix, const Rows &x, int64_t rows, const Share &panels, const Product &product, float *memory) {
+void linear(
+    const Matrix &matrix, const Rows &x, int64_t rows, const Share &panels, const Product &product, float *memory, bool again
+) {
 #if defined(MAGICDEC_AVX512)
     if (x.dtype == kBFloat16 && matrix.format == kFormatBFloat16)
-        return multiply_all<BFloat16Pairs>(matrix, x, rows, panels, product, memory);
+        return multiply_all<BFloat16Pairs>(matrix, x, rows, panels, product, memory, again);
     if (x.dtype == kBFloat16 && matrix.format == kFormatInt8)
-        return multiply_all<Int8Pairs>(matrix, x, rows, panels, product, memory);
+        return multiply_all<Int8Pairs>(matrix, x, rows, panels, product, memory, again);
     if (x.dtype == kBFloat16 && matrix.format == kFormatInt4)
-        return multiply_all<Int4Pairs>(matrix, x, rows, panels, product, memory);
+        return multiply_all<Int4Pairs>(matrix, x, rows, panels, product, memory, again);
 #endif
     switch (matrix.format) {
-    case kFormatFloat32: return multiply_all<Float32Panel>(matrix, x, rows, panels, product, memory);
-    case kFormatBFloat16: return multiply_all<BFloat16Panel>(matrix, x, rows, panels, product, memory);
-    case kFormatFloat16: return multiply_all<Float16Panel>(matrix, x, rows, panels, product, memory);
-    case kFormatInt8: return multiply_all<Int8Panel>(matrix, x, rows, panels, product, memory);
-    case kFormatInt4: return multiply_all<Int4Panel>(matrix, x, rows, panels, product, memory);
+    case kFormatFloat32: return multiply_all<Float32Panel>(matrix, x, rows, panels, product, memory, again);
+    case kFormatBFloat16: return multiply_all<BFloat16Panel>(matrix, x, rows, panels, product, memory, again);
+    case kFormatFloat16: return multiply_all<Float16Panel>(matrix, x, rows, panels, product, memory, again);
+    case kFormatInt8: return multiply_all<Int8Panel>(matrix, x, rows, panels, product, memory, again);
+    case kFormatInt4: return multiply_all<Int4Panel>(matrix, x, rows, panels, product, memory, again);
     }
 }
 

@@ -26,18 +26,6 @@ inline void relax() {
 #endif
 }
 
-// Returns when `word` is no longer `old`: spins, then sleeps.
-void await_change(const std::atomic<uint32_t> &word, uint32_t old) {
-    const auto start = std::chrono::steady_clock::now();
-    do {
-        for (int check = 0; check < kChecksPerClock; ++check) {
-            if (word.load(std::memory_order_acquire) != old) return;
-            relax();
-        }
-    } while (std::chrono::steady_clock::now() - start < kSpin);
-    word.wait(old, std::memory_order_acquire);
-}
-
 class Barrier {
   public:
     void reset(int count) { count_ = count; }
@@ -127,6 +115,17 @@ const int at_fork = pthread_atfork([] { mutex.lock(); }, [] { mutex.unlock(); },
 #endif
 
 } // namespace
+
+void await_change(const std::atomic<uint32_t> &word, uint32_t old) {
+    const auto start = std::chrono::steady_clock::now();
+    do {
+        for (int check = 0; check < kChecksPerClock; ++check) {
+            if (word.load(std::memory_order_acquire) != old) return;
+            relax();
+        }
+    } while (std::chrono::steady_clock::now() - start < kSpin);
+    word.wait(old, std::memory_order_acquire);
+}
 
 void Team::barrier() const { static_cast<Pool *>(pool_)->barrier(); }
 

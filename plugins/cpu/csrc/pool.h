@@ -2,6 +2,7 @@
 // costs its share of the cores and no more.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 
 namespace magicdec {
@@ -29,6 +30,9 @@ void run_parallel(Task task, void *context);
 template <class Callable> void run_parallel(Callable &&callable) {
     run_parallel([](const Team &team, void *context) { (*static_cast<Callable *>(context))(team); }, &callable);
 }
+
+// Returns when `word` is no longer `old`: spins for some microseconds, then sleeps until it is notified.
+void await_change(const std::atomic<uint32_t> &word, uint32_t old);
 
 void set_num_threads(int count);
 int num_threads();

@@ -4,8 +4,10 @@
 
 namespace magicdec::ISA {
 
-void attention(const AttentionArgs &args, AttentionPlan &plan, const Team &team);
-void linear(const Matrix &matrix, const Rows &x, int64_t rows, const Share &panels, const Product &product, float *memory);
+int64_t attention(const AttentionArgs &args, AttentionPlan &plan, const Team &team, std::atomic<int64_t> &next);
+void linear(
+    const Matrix &matrix, const Rows &x, int64_t rows, const Share &panels, const Product &product, float *memory, bool again
+);
 void embed(const Decoder &decoder, int64_t token, float *to);
 void norm(const float *x, const float *weight, const float *offset, int64_t size, float epsilon, const Rows &to, int64_t row);
 void write_head(const Head &head, int64_t size, float epsilon);
