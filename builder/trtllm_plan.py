@@ -99,7 +99,7 @@ def _build_options(config: PairConfig, role: Role) -> dict[str, Any]:
     max_seq_len = config.max_seq_len if target else config.draft_budget
     max_num_tokens = min(config.max_num_tokens, config.max_batch_size * max_seq_len)
     several = max_num_tokens > FIRST_PROFILE_TOKENS
-    rows = config.max_batch_size * (config.draft.num_draft_tokens + 1 if target else 1)
+    rows = config.max_batch_size * (config.draft.most_draft_tokens + 1 if target else 1)
     return {
         "max_batch_size": config.max_batch_size,
         "max_beam_width": 1,

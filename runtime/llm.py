@@ -1,8 +1,10 @@
 """The Python interface: load a pair, generate."""
 
 import itertools
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
 import torch
 from pydantic import ValidationError
@@ -11,18 +13,21 @@ from magicdec.errors import EngineError, RequestError
 from magicdec.runtime.block_manager import BlockManager
 from magicdec.runtime.device_acceptance import kernel_acceptance
 from magicdec.runtime.draft_cache import CyclicDraftCache, TargetWindow
+from magicdec.runtime.draft_controller import DraftController
+from magicdec.runtime.drafters import Drafters
 from magicdec.runtime.engine import Engine
 from magicdec.runtime.manifest import PairConfig, load_engine, load_pair
 from magicdec.runtime.memory import default_kv_cache_tokens, weight_bytes
 from magicdec.runtime.model_proposer import ModelProposer
 from magicdec.runtime.mpi import check_num_ranks
 from magicdec.runtime.outputs import RequestOutput
+from magicdec.runtime.pair_config import DrafterChoice
 from magicdec.runtime.parallel import join_ranks
 from magicdec.runtime.proposer import NGramProposer, Proposer
 from magicdec.runtime.request import Request
 from magicdec.runtime.runner_spec import OpenRunner, RunnerSpec, default_device, open_over, open_runner
 from magicdec.runtime.sampling_params import SamplingParams
-from magicdec.runtime.scheduler import FixedDrafts, Scheduler
+from magicdec.runtime.scheduler import DraftPolicy, FixedDrafts, Scheduler
 from magicdec.runtime.tokenizer import HFTokenizer
 from magicdec.runtime.torch_runner import DTYPES
 
@@ -35,7 +40,8 @@ class LLM:
     """A built pair, ready to generate.
 
     Options override what the pair was built with: max_batch_size, max_num_tokens (rows of one target pass),
-    max_seq_len (at most the built one), num_draft_tokens (0 = plain decoding, at most the built max_draft_len),
+    max_seq_len (at most the built one), num_draft_tokens (0 = plain decoding, at most the built max_draft_len, "auto" =
+    chosen at each step), drafter ("own" or, with num_draft_tokens "auto", "auto" = the best of all that the pair has),
     window_size (self-speculation only), kv_cache_tokens (size of the target's cache; by default what max_batch_size
     sequences of max_seq_len need, within half of the free memory), dtype (PyTorch only) and device of the
     computation (by default "cpu" for PyTorch and "cuda" for TensorRT-LLM).
@@ -51,7 +57,8 @@ class LLM:
         max_batch_size: int | None = None,
         max_num_tokens: int | None = None,
         max_seq_len: int | None = None,
-        num_draft_tokens: int | None = None,
+        num_draft_tokens: int | Literal["auto"] | None = None,
+        drafter: DrafterChoice | None = None,
         window_size: int | None = None,
         kv_cache_tokens: int | None = None,
         dtype: str | None = None,
@@ -66,6 +73,7 @@ class LLM:
             max_num_tokens=max_num_tokens,
             max_seq_len=max_seq_len,
             num_draft_tokens=num_draft_tokens,
+            drafter=drafter,
             window_size=window_size,
         )
         if dtype is not None and dtype not in DTYPES:
@@ -82,10 +90,11 @@ class LLM:
         blocks = BlockManager(num_blocks, config.block_size, prefix_caching=True)
         self.draft_runner: OpenRunner | None = None
         self._draft_weight_bytes = weight_bytes(directory / "draft")
-        proposer = self._proposer(directory, blocks, compute, device)
+        own = self._proposer(directory, blocks, compute, device)
+        policy, proposer, controller = self._drafting(own, blocks)
         scheduler = Scheduler(
             blocks,
-            FixedDrafts(self._draft_length),
+            policy,
             max_batch_size=config.max_batch_size,
             max_num_tokens=config.max_num_tokens,
         )
@@ -99,6 +108,7 @@ class LLM:
             eos_token_ids=manifest.eos_token_ids,
             tokenizer=self.tokenizer,
             device_acceptance=kernel_acceptance(device),
+            controller=controller,
         )
         self._ids = itertools.count()
 
@@ -161,20 +171,48 @@ class LLM:
         """On as many ranks as the engine was built for; a draft may have fewer than its target."""
         return open_runner(spec) if self._leader is None else self._leader.open(spec)
 
-    def _draft_length(self, request: Request) -> int:
-        """Fixed by configuration, or by the request itself."""
-        own = request.params.num_draft_tokens
-        return self.config.draft.num_draft_tokens if own is None else own
+    def _drafting(self, own: Proposer, blocks: BlockManager) -> tuple[DraftPolicy, Proposer, DraftController | None]:
+        """How much is drafted and by whom: fixed, or decided step by step by a controller."""
+        draft = self.config.draft
+        if draft.num_draft_tokens == "auto":
+            proposers = self._all_proposers(own, blocks) if draft.drafter == "auto" else [own]
+            has_model = [not isinstance(proposer, NGramProposer) for proposer in proposers]
+            controller = DraftController(draft.max_draft_len, has_model)
+            return controller, Drafters(proposers, controller.drafted, time.perf_counter), controller
+        length = draft.num_draft_tokens
+
+        def fixed(request: Request) -> int:
+            asked = request.params.num_draft_tokens
+            return length if asked is None else asked
+
+        return FixedDrafts(fixed), own, None
+
+    def _all_proposers(self, own: Proposer, blocks: BlockManager) -> list[Proposer]:
+        """The pair's own drafter, and what any pair can draft with besides."""
+        draft = self.config.draft
+        proposers = [own]
+        if self.config.backend == "torch" and (draft.kind != "self" or self.config.has_draft_weights):
+            proposers.append(ModelProposer(self.runner, self._window(blocks)))
+        if draft.kind != "ngram":
+            proposers.append(self._lookup())
+        return proposers
+
+    def _window(self, blocks: BlockManager) -> TargetWindow:
+        draft = self.config.draft
+        return TargetWindow(blocks, window_size=draft.window_size, num_sink_tokens=draft.num_sink_tokens)
+
+    def _lookup(self) -> NGramProposer:
+        draft = self.config.draft
+        return NGramProposer(self.runner.vocab_size, min_ngram=draft.ngram_min, max_ngram=draft.ngram_max)
 
     def _proposer(self, directory: Path, blocks: BlockManager, dtype: torch.dtype | None, device: str) -> Proposer:
         draft, size = self.config.draft, self.config.block_size
         if draft.kind == "ngram":
-            return NGramProposer(self.runner.vocab_size, min_ngram=draft.ngram_min, max_ngram=draft.ngram_max)
+            return self._lookup()
         if draft.kind == "self":
-            window = TargetWindow(blocks, window_size=draft.window_size, num_sink_tokens=draft.num_sink_tokens)
             if self.config.has_draft_weights:
                 self.draft_runner = open_over(self.runner, directory / "draft")
-            return ModelProposer(self.draft_runner or self.runner, window)
+            return ModelProposer(self.draft_runner or self.runner, self._window(blocks))
         each = self.config.draft_budget // size
         runner = self._open(RunnerSpec(directory / "draft", each * self.config.max_batch_size, size, dtype, device))
         if runner.vocab_size != self.runner.vocab_size:
@@ -225,7 +263,7 @@ def _as_params(params: SamplingParams | Sequence[SamplingParams] | None, count: 
     return list(params)
 
 
-def _override(built: PairConfig, **options: int | None) -> PairConfig:
+def _override(built: PairConfig, **options: int | str | None) -> PairConfig:
     """The built configuration with the caller's options, checked as a configuration file is."""
     given = {name: value for name, value in options.items() if value is not None}
     if "window_size" in given and built.draft.kind != "self":
@@ -233,12 +271,12 @@ def _override(built: PairConfig, **options: int | None) -> PairConfig:
             f"window_size={given['window_size']} can be chosen at run time in self-speculation only; this pair's "
             f"draft is {built.draft.kind!r}: build it with another window_size"
         )
-    if given.get("max_seq_len", 0) > built.max_seq_len:
+    if int(given.get("max_seq_len", 0)) > built.max_seq_len:
         raise EngineError(
             f"max_seq_len={given['max_seq_len']} is more than the {built.max_seq_len} that the pair was built with; "
             "build it again with a larger max_seq_len"
         )
-    draft = {name: given.pop(name) for name in ("num_draft_tokens", "window_size") if name in given}
+    draft = {name: given.pop(name) for name in ("num_draft_tokens", "drafter", "window_size") if name in given}
     data = built.model_dump()
     data.update(given)
     data["draft"].update(draft)

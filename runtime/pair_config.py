@@ -3,13 +3,15 @@
 Every model here is frozen and refuses unknown keys, so a misspelt key is an error and never a silently used default.
 """
 
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from magicdec.runtime.cyclic_cache import num_cyclic_blocks
 
 DraftKind = Literal["model", "self", "ngram"]
+DraftLength = Annotated[int, Field(ge=0)] | Literal["auto"]
+DrafterChoice = Literal["own", "auto"]
 SinkPositions = Literal["in_cache", "absolute"]
 DtypeName = Literal["bfloat16", "float16", "float32"]
 KvDtypeName = Literal["bfloat16", "float16", "float32", "fp8"]
@@ -34,21 +36,29 @@ class DraftConfig(Frozen):
     kind: "model" (a separate draft model), "self" (the target over a bounded block table), "ngram" (prompt lookup).
     window_size: recent tokens the draft always sees; num_sink_tokens: first tokens it keeps (rounded up to blocks).
     max_draft_len: the most draft tokens a step may ever propose; num_draft_tokens: how many it proposes by default,
-    0 = plain decoding. sink_positions: see `resolved_sink_positions`. kv_cache_dtype: of a separate draft model's
-    cache; "auto" is `dtype`, also where the target's cache is fp8. tp_size: ranks of a separate draft model, the first
-    of the target's; None = all of them. ngram_min, ngram_max: sizes for prompt lookup.
+    0 = plain decoding, "auto" = at each step what commits the most tokens a second. drafter: "own" (as `kind` says) or,
+    with num_draft_tokens "auto", "auto": at each step the best of the pair's own, self-speculation (PyTorch only) and
+    prompt lookup. sink_positions: see `resolved_sink_positions`. kv_cache_dtype: of a separate draft model's cache;
+    "auto" is `dtype`, also where the target's cache is fp8. tp_size: ranks of a separate draft model, the first of the
+    target's; None = all of them. ngram_min, ngram_max: sizes for prompt lookup.
     """
 
     kind: DraftKind
     window_size: int = Field(default=512, gt=0)
     num_sink_tokens: int = Field(default=4, gt=0)
     max_draft_len: int = Field(default=8, gt=0)
-    num_draft_tokens: int = Field(default=4, ge=0)
+    num_draft_tokens: DraftLength = 4
+    drafter: DrafterChoice = "own"
     sink_positions: SinkPositions | None = None
     kv_cache_dtype: KvDtypeChoice = "auto"
     tp_size: int | None = Field(default=None, gt=0)
     ngram_min: int = Field(default=1, gt=0)
     ngram_max: int = Field(default=3, gt=0)
+
+    @property
+    def most_draft_tokens(self) -> int:
+        """The most that a step proposes for a request that does not ask for its own number."""
+        return self.max_draft_len if self.num_draft_tokens == "auto" else self.num_draft_tokens
 
     @property
     def resolved_sink_positions(self) -> SinkPositions:
@@ -59,10 +69,15 @@ class DraftConfig(Frozen):
 
     @model_validator(mode="after")
     def _check(self) -> "DraftConfig":
-        if self.num_draft_tokens > self.max_draft_len:
+        if self.most_draft_tokens > self.max_draft_len:
             raise ValueError(
                 f"num_draft_tokens {self.num_draft_tokens} is more than max_draft_len {self.max_draft_len}; "
                 "lower the one or raise the other"
+            )
+        if self.drafter == "auto" and self.num_draft_tokens != "auto":
+            raise ValueError(
+                f"drafter 'auto' cannot go with a fixed num_draft_tokens ({self.num_draft_tokens}): drafters are "
+                "compared at their best lengths; use num_draft_tokens 'auto', or drafter 'own'"
             )
         if self.ngram_min > self.ngram_max:
             raise ValueError(f"ngram_min {self.ngram_min} is more than ngram_max {self.ngram_max}; swap them")
@@ -191,11 +206,11 @@ class PairConfig(Frozen):
                 f"draft.max_draft_len {draft.max_draft_len} is more than block_size {block}: a rewind could reach a "
                 f"block already overwritten; use at most {block} or larger blocks"
             )
-        need = self.max_batch_size * (draft.num_draft_tokens + 1)
+        need = self.max_batch_size * (draft.most_draft_tokens + 1)
         if self.max_num_tokens < need:
             raise ValueError(
                 f"max_num_tokens {self.max_num_tokens} cannot hold one verification of max_batch_size "
-                f"{self.max_batch_size} requests with {draft.num_draft_tokens} draft tokens each; use at least {need}"
+                f"{self.max_batch_size} requests with {draft.most_draft_tokens} draft tokens each; use at least {need}"
             )
         return self
 

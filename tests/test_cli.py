@@ -339,6 +339,8 @@ def test_generate_refuses_with_value_and_mend(engine: Path, tmp_path: Path) -> N
     assert "--json" in generate("--prompt", "a", "--logprobs", 2)
     assert "--stream" in generate("--prompt", "a", "--stream", "--n", 2)
     assert "99" in generate("--prompt", "a", "--num-draft-tokens", 99)
+    assert "give 0, 1, 2, ... or auto" in generate("--prompt", "a", "--num-draft-tokens", "many")
+    assert "drafter 'own'" in generate("--prompt", "a", "--drafter", "auto")
     assert "window_size" in generate("--prompt", "a", "--window-size", 33)
     assert "pair.json is missing" in fail("generate", "--engine", tmp_path, "--prompt", "a")
 

@@ -92,9 +92,20 @@ def generate(
         bool, typer.Option("--ignore-eos", help="Go on after an end-of-sequence token.", rich_help_panel=STOPPING)
     ] = False,
     num_draft_tokens: Annotated[
-        int | None,
+        str | None,
         typer.Option(
-            help="Draft tokens a round; 0 is plain decoding. Default: the pair's own.", rich_help_panel=SPECULATION
+            metavar="INTEGER|auto",
+            help="Draft tokens a round; 0 is plain decoding, auto is what is fastest at each step. Default: the "
+            "pair's own.",
+            rich_help_panel=SPECULATION,
+        ),
+    ] = None,
+    drafter: Annotated[
+        Literal["own", "auto"] | None,
+        typer.Option(
+            help="With --num-draft-tokens auto: the pair's own drafter, or at each step the fastest of all it has. "
+            "Default: the pair's.",
+            rich_help_panel=SPECULATION,
         ),
     ] = None,
     window_size: Annotated[
@@ -154,7 +165,8 @@ def generate(
     _check_together(params, chat=chat, system=system, as_json=as_json, stream=stream)
     from magicdec.runtime.llm import LLM
 
-    llm = LLM(engine, num_draft_tokens=num_draft_tokens, window_size=window_size, dtype=dtype, device=device)
+    length = _draft_length(num_draft_tokens)
+    llm = LLM(engine, num_draft_tokens=length, drafter=drafter, window_size=window_size, dtype=dtype, device=device)
     token_ids = _token_ids(llm, text, chat=chat, system=system)
     if stream is None:
         stream = sys.stdout.isatty() and params.n == 1 and not as_json
@@ -237,6 +249,16 @@ def _sampling_params(**options: Any) -> "SamplingParams":
     from magicdec.runtime.sampling_params import SamplingParams
 
     return SamplingParams(**{name: value for name, value in options.items() if value is not None})
+
+
+def _draft_length(text: str | None) -> int | Literal["auto"] | None:
+    if text is None:
+        return None
+    if text == "auto":
+        return "auto"
+    if not text.isdecimal():
+        raise RequestError(f"--num-draft-tokens {text!r} is not a whole number; give 0, 1, 2, ... or auto")
+    return int(text)
 
 
 def _check_together(

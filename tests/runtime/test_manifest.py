@@ -113,6 +113,7 @@ def test_changed_bytes_are_found_by_hash(tmp_path: Path) -> None:
         ),
         ({"draft": {"kind": "model", "max_draft_len": 17}}, r"max_draft_len 17 is more than block_size 16"),
         ({"draft": {"kind": "model", "num_draft_tokens": 9}}, r"num_draft_tokens 9 is more than max_draft_len 8"),
+        ({"draft": {"kind": "self", "drafter": "auto"}}, r"drafter 'auto' cannot go with a fixed num_draft_tokens \(4\)"),
         ({"draft": {"kind": "self", "sink_positions": "in_cache"}}, r"use 'absolute'"),
         ({"draft": {"kind": "ngram", "ngram_min": 4}}, r"ngram_min 4 is more than ngram_max 3"),
         ({"max_num_tokens": 39}, r"max_num_tokens 39 cannot hold.*use at least 40"),
@@ -141,6 +142,8 @@ def test_draft_budget_counts_sink_blocks_window_and_two_spare_blocks() -> None:
 
 def test_plain_decoding_is_a_configuration() -> None:
     assert pair_config(draft={"kind": "model", "num_draft_tokens": 0}).draft.num_draft_tokens == 0
+    auto = pair_config(draft={"kind": "model", "num_draft_tokens": "auto", "drafter": "auto", "max_draft_len": 6})
+    assert (auto.draft.num_draft_tokens, auto.draft.most_draft_tokens) == ("auto", 6)
 
 
 A100, TRTLLM, FP8_DRAFT = {"gpu": "a100-80gb"}, {"backend": "trtllm"}, {"quantization": {"draft": "fp8"}}
