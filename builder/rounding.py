@@ -15,7 +15,7 @@ from magicdec.plugins.weight_only import GROUP, INT4_MAX, INT8_MAX, int4_scales,
 
 # Share of the mean squared input that is added to every input's own, against singular matrices (the paper's 1 %).
 _DAMPING = 0.01
-_BLOCK = 128  # columns whose errors are carried over to the rest in one product
+_BLOCK = 32  # columns whose errors are carried over to the rest in one product
 
 
 class Grid(Protocol):
