@@ -113,7 +113,7 @@ def test_changed_bytes_are_found_by_hash(tmp_path: Path) -> None:
         ),
         ({"draft": {"kind": "model", "max_draft_len": 17}}, r"max_draft_len 17 is more than block_size 16"),
         ({"draft": {"kind": "model", "num_draft_tokens": 9}}, r"num_draft_tokens 9 is more than max_draft_len 8"),
-        ({"draft": {"kind": "self", "drafter": "auto"}}, r"drafter 'auto' cannot go with a fixed num_draft_tokens \(4\)"),
+        ({"draft": {"kind": "self", "drafter": "auto"}}, r"use num_draft_tokens .auto., or drafter .own."),
         ({"draft": {"kind": "self", "sink_positions": "in_cache"}}, r"use 'absolute'"),
         ({"draft": {"kind": "ngram", "ngram_min": 4}}, r"ngram_min 4 is more than ngram_max 3"),
         ({"max_num_tokens": 39}, r"max_num_tokens 39 cannot hold.*use at least 40"),
