@@ -182,6 +182,11 @@ def test_build_quantises_target_and_draft_as_told(tmp_path: Path, checkpoint: Pa
     alone = ("--target", checkpoint, "--draft", "self", "--config", config, "--output", tmp_path / "new")
     assert "leave quantization.draft out" in fail("build", *alone, "--quantize-draft", "fp8")
     assert "verified in one pass" in fail("build", *alone, "--kv-cache-dtype", "fp8", "--backend", "trtllm")
+    assert "use int8" in fail("build", *alone, "--quantize-draft", "int4"), "the tiny model's rows are too short"
+    assert "use 'fp8'" in fail("build", *alone, "--quantize-draft", "int8", "--backend", "trtllm")
+    succeed("build", *alone, "--quantize-draft", "int8", "--calibration-file", text)
+    target, draft = (load_engine(tmp_path / "new" / role) for role in ("target", "draft"))
+    assert (target.quant_algo, draft.quant_algo, draft.calibration) == (None, "W8A16", str(text))
 
 
 def test_build_engine_is_the_same_command(

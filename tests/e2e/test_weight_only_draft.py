@@ -17,6 +17,7 @@ from magicdec.runtime.native_model import NativeModel
 from magicdec.runtime.outputs import RequestOutput
 from magicdec.runtime.sampling_params import SamplingParams
 from magicdec.runtime.torch_runner import TorchRunner
+from tests.e2e.test_distribution import p_value
 from tests.e2e.test_exactness import PARAMS, PROMPTS, accepted, assert_same
 from tests.engines import BLOCK, Drafter, tiny_pair
 
@@ -84,6 +85,13 @@ def test_greedy_under_the_rejection_rule_is_plain_decoding(directory: Path) -> N
     assert_same(speculative, reference)
     assert accepted(speculative) > 50
     assert accepted(reference) == 0
+
+
+def test_samples_follow_the_law_of_plain_decoding(directory: Path) -> None:
+    """Chi-square against enumerated outputs, for the rejection rule."""
+    pair = engine(directory, "int4")
+    llm = LLM(pair, dtype="float64", max_batch_size=50, max_num_tokens=1000, max_seq_len=128)
+    assert p_value(llm, "top-k") > 1e-3
 
 
 def test_drafts_are_rejected_at_every_place(directory: Path) -> None:
