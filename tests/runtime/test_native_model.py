@@ -126,6 +126,23 @@ def test_a_row_has_its_bits_in_any_pass(engine: Path, dtype: torch.dtype) -> Non
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bits", ["int8", "int4"])
+def test_few_bits(
+    tmp_path_factory: pytest.TempPathFactory, bits: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights of a draft; what they stand for is not rounded to the model's dtype, as it is on PyTorch."""
+    directory = tmp_path_factory.mktemp("pairs")
+    pair = tiny_pair(directory, "self", weight_only=bits, hidden_size=64, intermediate_size=96)  # type: ignore[arg-type]
+    opened = runner(pair / "draft", dtype)
+    result = run(opened, MIXED)
+    exact = run(reference(pair / "draft", torch.float64, monkeypatch), MIXED)
+    same = run(reference(pair / "draft", dtype, monkeypatch), MIXED)
+    assert (result - exact).square().mean() <= 4 * (same - exact).square().mean()
+    for passes in (WHOLE, SINGLE, VERIFIED):
+        assert torch.equal(run(opened, passes)[:, 80:], result[:, 80:])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_fp8(fp8: Path, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     opened, same = runner(fp8, dtype), reference(fp8, dtype, monkeypatch)
     result, expected = run(opened, MIXED), run(same, MIXED)
