@@ -14,22 +14,25 @@ SHARED_WEIGHT = 12.0  # of the shared rate, in trials of the request's own
 ALIKE_WEIGHT = 4.0  # of the request's rate at the position before, in trials of all requests
 PRIOR_WEIGHT = 1.0  # of the rate of the position before, in trials of all requests
 
+_Counts = tuple[list[float], list[float]]  # by position: trials, and how many of them were accepted
+
 
 class AcceptanceRates:
     """Of one drafter. The rate of position j is that of draft token j + 1 given that those before it were accepted."""
 
     def __init__(self, max_draft_len: int) -> None:
-        self._shared = np.zeros((2, max_draft_len))  # trials, accepted
-        self._own: dict[Request, NDArray[np.float64]] = {}
+        self._new = [0.0] * max_draft_len
+        self._shared: _Counts = (self._new.copy(), self._new.copy())
+        self._own: dict[Request, _Counts] = {}
 
     def observe(self, request: Request, num_asked: int, num_accepted: int) -> None:
         """A round; what a drafter was asked for and did not propose was not accepted either."""
-        tried = min(num_accepted + 1, num_asked)
-        own = self._own.setdefault(request, np.zeros_like(self._shared))
-        for counts, memory in ((self._shared, SHARED_MEMORY), (own, OWN_MEMORY)):
-            counts[:, :tried] *= 1 - 1 / memory
-            counts[0, :tried] += 1
-            counts[1, :num_accepted] += 1
+        own = self._own.setdefault(request, (self._new.copy(), self._new.copy()))
+        for (trials, accepted), memory in ((self._shared, SHARED_MEMORY), (own, OWN_MEMORY)):
+            fading = 1 - 1 / memory
+            for j in range(min(num_accepted + 1, num_asked)):
+                trials[j] = fading * trials[j] + 1
+                accepted[j] = fading * accepted[j] + (j < num_accepted)
 
     def forget(self, request: Request) -> None:
         """The request has ended."""
@@ -37,11 +40,11 @@ class AcceptanceRates:
 
     def expected(self, requests: Sequence[Request]) -> NDArray[np.float64]:
         """[B, max_draft_len + 1]: accepted tokens that a draft of 0, 1, ... tokens is expected to bring."""
-        empty = np.zeros_like(self._shared)
-        own = np.stack([self._own.get(request, empty) for request in requests])  # [B, 2, max_draft_len]
-        expected = np.zeros((len(requests), self._shared.shape[1] + 1))
+        nothing = (self._new, self._new)
+        own = np.array([self._own.get(request, nothing) for request in requests])  # [B, 2, max_draft_len]
+        expected = np.zeros((len(requests), len(self._new) + 1))
         before, reached, shared = np.full(len(requests), PRIOR_RATE), np.ones(len(requests)), PRIOR_RATE
-        for j, (trials, accepted) in enumerate(self._shared.T):
+        for j, (trials, accepted) in enumerate(zip(*self._shared, strict=True)):
             shared = (accepted + PRIOR_WEIGHT * shared) / (trials + PRIOR_WEIGHT)
             prior = before if j else shared  # a request's positions are alike, until others say how they differ
             prior = (trials * shared + ALIKE_WEIGHT * prior) / (trials + ALIKE_WEIGHT)

@@ -20,8 +20,9 @@ from magicdec.runtime.request import Request
 from magicdec.runtime.scheduler import DraftChoice
 
 PLAN_EVERY = 4  # steps
+LONGEST_PAUSE = 8  # steps between plans while nothing changes
 SWITCH_GAIN = 0.01  # a new plan must promise so much more than the one in force
-PROBE_SHARE = 0.004  # of all time may be lost by trying what seems worse
+PROBE_SHARE = 0.006  # of all time may be lost by trying what seems worse
 MAX_CREDIT = 4.0  # steps' worth of time that may be saved up for probes
 FIRST_CREDIT = 1.0  # the same at the start
 REST = 8  # steps before something is tried again
@@ -55,7 +56,7 @@ class DraftController:
         self._rate = 0.0  # tokens a second that it promises
         self._probe: DraftChoice | None = None  # instead of the plan, for one step
         self._step = 0
-        self._next_plan = 0
+        self._next_plan, self._pause = 0, PLAN_EVERY
         self._last_run: dict[DraftChoice, int] = {}
         self._credit: float | None = None  # seconds; None until a step has been measured
         self._drafting = 0.0  # seconds of this step
@@ -66,9 +67,12 @@ class DraftController:
         free = [request for request in decoding if request.params.num_draft_tokens is None]
         self._probe = None
         if free and (self._step >= self._next_plan or any(request not in self._plan for request in free)):
-            view = _View(self, decoding, free)
+            view, before = _View(self, decoding, free), self._plan
             self._make_plan(view)
             self._probe = self._find_probe(view)
+            quiet = self._probe is None and self._plan == before
+            self._pause = min(2 * self._pause, LONGEST_PAUSE) if quiet else PLAN_EVERY
+            self._next_plan = self._step + self._pause
             chosen = self._plan.values() if self._probe is None else [self._probe] * len(free)
             self._expected = view.outcome(list(chosen))[1]
         return [self._own(request) or self._probe or self._plan[request] for request in decoding]
@@ -133,7 +137,6 @@ class DraftController:
 
     def _make_plan(self, view: "_View") -> None:
         """The choices for the steps to come; those in force stay unless others promise more."""
-        self._next_plan = self._step + PLAN_EVERY
         best = view.best()
         self._rate = view.rate(best)
         old = [self._plan[request] for request in view.free if request in self._plan]
