@@ -90,8 +90,8 @@ class LLM:
         blocks = BlockManager(num_blocks, config.block_size, prefix_caching=True)
         self.draft_runner: OpenRunner | None = None
         self._draft_weight_bytes = weight_bytes(directory / "draft")
-        own = self._proposer(directory, blocks, compute, device)
-        policy, proposer, controller = self._drafting(own, blocks)
+        self._blocks, self._own = blocks, self._proposer(directory, blocks, compute, device)
+        policy, proposer, controller = self._drafting()
         scheduler = Scheduler(
             blocks,
             policy,
@@ -167,32 +167,35 @@ class LLM:
             "draft_kv_bytes_per_request": draft.kv_bytes // self.config.max_batch_size if draft else 0,
         }
 
+    def auto_drafting(self, *, every: bool) -> tuple[Drafters, DraftController]:
+        """A new controller of draft lengths, and what it chooses from: the pair's own drafter, or every one it has."""
+        proposers = self._all_proposers() if every else [self._own]
+        has_model = [not isinstance(proposer, NGramProposer) for proposer in proposers]
+        controller = DraftController(self.config.draft.max_draft_len, has_model)
+        return Drafters(proposers, controller.drafted, time.perf_counter), controller
+
     def _open(self, spec: RunnerSpec) -> OpenRunner:
         """On as many ranks as the engine was built for; a draft may have fewer than its target."""
         return open_runner(spec) if self._leader is None else self._leader.open(spec)
 
-    def _drafting(self, own: Proposer, blocks: BlockManager) -> tuple[DraftPolicy, Proposer, DraftController | None]:
+    def _drafting(self) -> tuple[DraftPolicy, Proposer, DraftController | None]:
         """How much is drafted and by whom: fixed, or decided step by step by a controller."""
-        draft = self.config.draft
-        if draft.num_draft_tokens == "auto":
-            proposers = self._all_proposers(own, blocks) if draft.drafter == "auto" else [own]
-            has_model = [not isinstance(proposer, NGramProposer) for proposer in proposers]
-            controller = DraftController(draft.max_draft_len, has_model)
-            return controller, Drafters(proposers, controller.drafted, time.perf_counter), controller
-        length = draft.num_draft_tokens
+        length = self.config.draft.num_draft_tokens
+        if length == "auto":
+            drafters, controller = self.auto_drafting(every=self.config.draft.drafter == "auto")
+            return controller, drafters, controller
 
         def fixed(request: Request) -> int:
             asked = request.params.num_draft_tokens
             return length if asked is None else asked
 
-        return FixedDrafts(fixed), own, None
+        return FixedDrafts(fixed), self._own, None
 
-    def _all_proposers(self, own: Proposer, blocks: BlockManager) -> list[Proposer]:
+    def _all_proposers(self) -> list[Proposer]:
         """The pair's own drafter, and what any pair can draft with besides."""
-        draft = self.config.draft
-        proposers = [own]
+        draft, proposers = self.config.draft, [self._own]
         if self.config.backend == "torch" and (draft.kind != "self" or self.config.has_draft_weights):
-            proposers.append(ModelProposer(self.runner, self._window(blocks)))
+            proposers.append(ModelProposer(self.runner, self._window(self._blocks)))
         if draft.kind != "ngram":
             proposers.append(self._lookup())
         return proposers

@@ -14,11 +14,20 @@ FULL_WINDOWS, FULL_TEMPERATURES = (256, 512, 1024, 2048), (0.0, 1.0)
 
 @dataclass(frozen=True)
 class Way:
-    """One way to decode. window: tokens that a draft sees, None where there is nothing to choose."""
+    """One way to decode. window: tokens that a draft sees, None where there is nothing to choose.
+
+    draft_length: None where the engine chooses, up to max_draft_len.
+    """
 
     drafter: Drafter
     window: int | None = None
     draft_length: int | None = None
+    max_draft_len: int = 0
+
+    @property
+    def most_drafts(self) -> int:
+        """In one round of one request."""
+        return self.max_draft_len if self.draft_length is None else self.draft_length
 
 
 PLAIN = Way("none", None, 0)
@@ -68,7 +77,7 @@ class Grid:
 def available_drafters(pair: PairConfig) -> list[Drafter]:
     """What a pair can be measured with, plain decoding aside."""
     own: list[Drafter] = ["draft"] if pair.draft.kind == "model" else []
-    return ["self", "self-full", *own, "ngram"]
+    return ["self", "self-full", *own, "ngram", "auto"]
 
 
 def choose_ways(
@@ -105,5 +114,7 @@ def check_windows(windows: Sequence[int], pair: PairConfig) -> None:
 def _ways_of(drafter: Drafter, pair: PairConfig, windows: Sequence[int], lengths: Sequence[int]) -> list[Way]:
     if drafter == "self":
         return [Way(drafter, window, length) for window in windows for length in lengths]
+    if drafter == "auto":
+        return [Way(drafter, max_draft_len=pair.draft.max_draft_len)]
     window = pair.draft.window_size if drafter == "draft" else None
     return [Way(drafter, window, length) for length in lengths]

@@ -8,6 +8,7 @@ import torch
 from magicdec.commands.bench_result import BatchRun
 from magicdec.errors import EngineError
 from magicdec.runtime.draft import Draft
+from magicdec.runtime.draft_controller import DraftController
 from magicdec.runtime.engine import Engine
 from magicdec.runtime.model_input import ModelInput
 from magicdec.runtime.model_runner import ModelRunner
@@ -15,7 +16,7 @@ from magicdec.runtime.outputs import RequestOutput
 from magicdec.runtime.proposer import Proposer
 from magicdec.runtime.request import Request
 from magicdec.runtime.sampling_params import SamplingParams
-from magicdec.runtime.scheduler import ScheduledRequest
+from magicdec.runtime.scheduler import DraftPolicy, ScheduledRequest
 
 Clock = Callable[[], float]
 
@@ -74,10 +75,15 @@ class _Mark:
 
 
 class BatchRunner:
-    """Runs batches through one engine and one proposer, timing draft, verify and whole steps by `clock`."""
+    """Runs batches through one engine and one proposer, timing draft, verify and whole steps by `clock`.
 
-    def __init__(self, engine: Engine, proposer: Proposer, clock: Clock) -> None:
-        self.engine, self.clock = engine, clock
+    controller: of the proposer's drafters, where draft lengths are chosen; else the engine's own policy holds.
+    """
+
+    def __init__(
+        self, engine: Engine, proposer: Proposer, clock: Clock, controller: DraftController | None = None
+    ) -> None:
+        self.engine, self.clock, self.controller = engine, clock, controller
         self.target, self.proposer = TimedRunner(engine.runner, clock), TimedProposer(proposer, clock)
 
     def run(
@@ -88,8 +94,10 @@ class BatchRunner:
         Returns the run and all output tokens of each request. params must leave room for more than `num_tokens`: the
         batch is whole in every measured step.
         """
-        own = self.engine.runner, self.engine.proposer
-        self.engine.runner, self.engine.proposer = self.target, self.proposer
+        engine, own = self.engine, self._parts()
+        engine.runner, engine.proposer = self.target, self.proposer
+        if self.controller is not None:
+            engine.scheduler.policy = engine.controller = self.controller
         names = [f"bench-{index}" for index in range(len(prompts))]
         latest: dict[str, RequestOutput] = {}
         try:
@@ -109,7 +117,7 @@ class BatchRunner:
         finally:
             for name in names:
                 self.engine.abort(name)
-            self.engine.runner, self.engine.proposer = own
+            engine.runner, engine.proposer, engine.scheduler.policy, engine.controller = own
         if any(output.metrics.num_preemptions for output in latest.values()):
             raise EngineError("the KV cache was too small for the batch, so that requests were computed twice")
         run = BatchRun(
@@ -144,6 +152,10 @@ class BatchRunner:
         finally:
             for name in names:
                 self.engine.abort(name)
+
+    def _parts(self) -> tuple[ModelRunner, Proposer, DraftPolicy, DraftController | None]:
+        engine = self.engine
+        return engine.runner, engine.proposer, engine.scheduler.policy, engine.controller
 
     def _step(self, latest: dict[str, RequestOutput]) -> None:
         for output in self.engine.step():

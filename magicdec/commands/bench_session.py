@@ -48,7 +48,7 @@ class Plan:
     @property
     def max_length(self) -> int:
         """The longest draft of the grid."""
-        return max((way.draft_length or 0 for way in self.grid.ways), default=0)
+        return max((way.most_drafts for way in self.grid.ways), default=0)
 
     def is_beyond(self, context: int) -> bool:
         """Whether the model was not trained on so long a context."""
@@ -153,13 +153,13 @@ class Session:
 
     def _measure(self, point: Point, prompts: list[list[int]]) -> list[Cell]:
         ways = self.plan.grid.ways_at(point.context)
-        runners = {
-            way: BatchRunner(self.llm.engine, make_proposer(self.llm, way), self.clock) for way in (PLAIN, *ways)
-        }
+        runners = {way: self._runner(way) for way in (PLAIN, *ways)}
         for way, runner in runners.items():
             self.on_progress(f"{describe(point)}: warming up")
             params = self._params(point, way, 0)
-            runner.run(prompts, params, min(WARM_UP_TOKENS, self.plan.output_tokens))
+            # A controller learns what steps cost and drafts bring, as it has in any engine that has run for a second.
+            tokens = self.plan.output_tokens if way.drafter == "auto" else WARM_UP_TOKENS
+            runner.run(prompts, params, min(tokens, self.plan.output_tokens))
         measured = {way: _Measured() for way in runners}
         for repeat in range(self.plan.repeats):
             outputs: dict[Way, list[list[int]]] = {}
@@ -175,6 +175,12 @@ class Session:
                     measured[way].beside.append(measured[PLAIN].runs[-1])
                     measured[way].identical &= same_tokens(outputs[PLAIN], outputs[way])
         return [self._cell(point, way, measured[way]) for way in measured]
+
+    def _runner(self, way: Way) -> BatchRunner:
+        if way.drafter == "auto":
+            drafters, controller = self.llm.auto_drafting(every=True)
+            return BatchRunner(self.llm.engine, drafters, self.clock, controller)
+        return BatchRunner(self.llm.engine, make_proposer(self.llm, way), self.clock)
 
     def _params(self, point: Point, way: Way, repeat: int) -> list[SamplingParams]:
         return [self.plan.sampling(point, way, 1000 * repeat + index) for index in range(point.batch)]

@@ -73,12 +73,12 @@ def test_a_whole_benchmark(engine: Path, text: Path, tmp_path: Path) -> None:
     assert "about 0 min" in done.output
     assert len(list((tmp_path / "plots").glob("*.png"))) == 4
     result = load(file)
-    names = ["none", "self w32 x2", "self-full x2", "ngram x2"]
+    names = ["none", "self w32 x2", "self-full x2", "ngram x2", "auto"]
     assert [cell.name for cell in result.cells] == names * 2
-    near, far = result.cells[:4], result.cells[4:]
+    near, far = result.cells[:5], result.cells[5:]
     _check_near(near)
-    assert [cell.beyond_trained_len for cell in near + far] == [False] * 4 + [True] * 4
-    assert [cell.projected_from for cell in far] == [None, 96, 96, 96]
+    assert [cell.beyond_trained_len for cell in near + far] == [False] * 5 + [True] * 5
+    assert [cell.projected_from for cell in far] == [None, 96, 96, 96, None]
     _check_projection(near[1], far[1], far[0])
     assert [(each.filled, each.tokens_per_second is None) for each in result.prefill] == [(False, False), (True, True)]
     assert not result.skipped
@@ -89,9 +89,9 @@ def test_a_whole_benchmark(engine: Path, text: Path, tmp_path: Path) -> None:
 
 
 def _check_near(cells: tuple[Cell, ...]) -> None:
-    plain, windowed, full, ngram = cells
+    plain, windowed, full, ngram, auto = cells
     assert all(cell.identical for cell in cells)  # float32
-    assert [len(cell.runs) for cell in cells] == [4, 2, 2, 2]  # plain decoding ran in two groups of each repeat
+    assert [len(cell.runs) for cell in cells] == [4, 2, 2, 2, 2]  # plain decoding ran in two groups of each repeat
     assert plain.summary.acceptance_length == 1
     assert full.summary.acceptance_rate == 1  # it sees what the target sees
     assert full.summary.acceptance_length == 3
@@ -101,6 +101,7 @@ def _check_near(cells: tuple[Cell, ...]) -> None:
     assert ngram.draft_kv_bytes == windowed.draft_kv_bytes == 0
     assert plain.target_kv_bytes == 2 * 96 * 256  # 2 layers x keys and values x 2 heads x 8 numbers x 4 bytes
     assert windowed.summary.draft_ms > 0
+    assert auto.draft_length is None
     assert plain.summary.draft_ms < plain.summary.verify_ms
 
 
