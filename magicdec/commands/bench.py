@@ -36,7 +36,7 @@ app = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False)
 def bench(
     ctx: typer.Context,
     engine: Annotated[
-        Path | None, typer.Option(help="Directory made by build-engine. Default: the demo's model, built in bfloat16.")
+        Path | None, typer.Option(help="Directory made by build-engine. Default: the demo's model with an int4 draft.")
     ] = None,
     context: Annotated[
         list[int] | None, typer.Option(min=64, help="Prompt tokens. Default: 1024, 4096, 8192.", rich_help_panel=GRID)
@@ -47,8 +47,9 @@ def bench(
     drafter: Annotated[
         list[str] | None,
         typer.Option(
-            help="none, self (bounded window), self-full (whole context, as in the literature), draft (separate "
-            "model), ngram. Default: all that the pair has.",
+            help="none, self (bounded window), self-int8, self-int4 (with weights in fewer bits), self-full (whole "
+            "context, as in the literature), draft (separate model), ngram, auto (who drafts "
+            "and how much is chosen at each step). Default: all that the pair has.",
             rich_help_panel=GRID,
         ),
     ] = None,
@@ -176,15 +177,15 @@ def plot(
 def default_engine(
     cache_dir: Path, dtype: Literal["bfloat16", "float32"], longest_context: int, output_tokens: int
 ) -> Path:
-    """The demo's engine; past the trained length one that is built for whole multiples of 8k tokens."""
+    """The demo's with an int4 draft; past the trained length one that is built for whole multiples of 8k tokens."""
     from magicdec.builder.config import load_config
     from magicdec.commands.demo import CONFIG, prepare_engine
 
     limit = load_config(CONFIG).max_seq_len
     if longest_context <= limit:
-        return prepare_engine(cache_dir, dtype, limit)
+        return prepare_engine(cache_dir, dtype, limit, quantize_draft="int4")
     needed = longest_context + 2 * output_tokens + 64
-    return prepare_engine(cache_dir, dtype, -(-needed // limit) * limit)
+    return prepare_engine(cache_dir, dtype, -(-needed // limit) * limit, quantize_draft="int4")
 
 
 def load(directory: Path, plan: "Plan") -> "LLM":

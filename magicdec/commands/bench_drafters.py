@@ -27,7 +27,8 @@ def make_proposer(llm: "LLM", way: Way) -> Proposer:
     window = llm.engine.blocks.num_blocks * llm.config.block_size if way.drafter == "self-full" else way.window
     assert window is not None, "a way of this kind has a window"
     view = TargetWindow(llm.engine.blocks, window_size=window, num_sink_tokens=draft.num_sink_tokens)
-    return ModelProposer(llm.runner, view)
+    own = llm.draft_runner if way.drafter in ("self-int8", "self-int4") else None
+    return ModelProposer(own or llm.runner, view)
 
 
 def draft_kv_bytes(llm: "LLM", way: Way, batch: int) -> int:

@@ -76,8 +76,12 @@ class Grid:
 
 def available_drafters(pair: PairConfig) -> list[Drafter]:
     """What a pair can be measured with, plain decoding aside."""
-    own: list[Drafter] = ["draft"] if pair.draft.kind == "model" else []
-    return ["self", "self-full", *own, "ngram", "auto"]
+    own: list[Drafter] = []
+    if pair.draft.kind == "model":
+        own = ["draft"]
+    elif pair.has_draft_weights:
+        own = ["self-int8" if pair.quantization.weight_only_draft == "int8" else "self-int4"]
+    return ["self", *own, "self-full", "ngram", "auto"]
 
 
 def choose_ways(
@@ -88,8 +92,8 @@ def choose_ways(
     for name in drafters:
         if name not in able and name != "none":
             raise ConfigError(
-                f"--drafter {name} cannot be measured with this pair; it can draft by {', '.join(able)}, and a "
-                "separate draft model needs a pair that was built with one"
+                f"--drafter {name} cannot be measured with this pair; it can draft by {', '.join(able)}; a "
+                "separate draft model, int8 and int4 need a pair that was built with them"
             )
     chosen = [name for name in able if not drafters or name in drafters]
     return tuple(way for name in chosen for way in _ways_of(name, pair, windows, lengths))
@@ -112,9 +116,9 @@ def check_windows(windows: Sequence[int], pair: PairConfig) -> None:
 
 
 def _ways_of(drafter: Drafter, pair: PairConfig, windows: Sequence[int], lengths: Sequence[int]) -> list[Way]:
-    if drafter == "self":
+    if drafter in ("self", "self-int8", "self-int4"):
         return [Way(drafter, window, length) for window in windows for length in lengths]
     if drafter == "auto":
-        return [Way(drafter, max_draft_len=pair.draft.max_draft_len)]
+        return [Way(drafter, pair.draft.window_size, max_draft_len=pair.draft.max_draft_len)]
     window = pair.draft.window_size if drafter == "draft" else None
     return [Way(drafter, window, length) for length in lengths]

@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Sequence
 
-from magicdec.commands.bench_result import BatchRun, Spread, Summary
+from magicdec.commands.bench_result import BatchRun, Cell, Spread, Summary
 
 
 def spread(values: Sequence[float]) -> Spread:
@@ -54,3 +54,22 @@ def summarise(runs: Sequence[BatchRun], neighbours: Sequence[BatchRun], batch: i
 def projected_speedup(summary: Summary, plain: Summary, acceptance: float) -> float:
     """Speedup that the measured step times give at a tokens-a-step measured elsewhere."""
     return acceptance * plain.step_ms / summary.step_ms
+
+
+def auto_shares(cells: Sequence[Cell]) -> list[tuple[Cell, float]]:
+    """Each `auto` cell, and its tokens a second over those of the fastest way that it could have chosen.
+
+    That is plain decoding or a fixed draft length at auto's own window, as measured, also where the cache was filled.
+    """
+    shares = []
+    for auto in cells:
+        if auto.drafter == "auto":
+            others = [cell for cell in cells if _is_choice(auto, cell)]
+            best = max(cell.summary.tokens_per_second.median for cell in others)
+            shares.append((auto, auto.summary.tokens_per_second.median / best))
+    return shares
+
+
+def _is_choice(auto: Cell, cell: Cell) -> bool:
+    same = (auto.context, auto.batch, auto.temperature) == (cell.context, cell.batch, cell.temperature)
+    return same and cell.drafter not in ("auto", "self-full") and cell.window in (None, auto.window)

@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from magicdec.commands.bench_result import BenchResult, Cell, Spread
+from magicdec.commands.bench_stats import auto_shares
 
 HEADS = (
     "context",
@@ -113,6 +114,9 @@ def notes(result: BenchResult) -> list[str]:
         )
     if any(cell.beyond_trained_len for cell in result.cells):
         lines.append(_beyond(result))
+    shares = auto_shares(result.cells)
+    if shares:
+        lines.append(_auto(shares))
     if any(cell.identical is False for cell in result.cells):
         lines.append(
             "same = NO: at least one run wrote another token than plain decoding. In 16-bit types a pass over several "
@@ -162,6 +166,16 @@ def _length(cell: Cell) -> str:
 def _kept(cell: Cell) -> str:
     kept = cell.summary.acceptance_rate
     return "" if kept is None or _means_nothing(cell) else f"{kept:.0%}"
+
+
+def _auto(shares: Sequence[tuple[Cell, float]]) -> str:
+    worst, share = min(shares, key=lambda each: each[1])
+    where = f"{worst.batch} x {worst.context:,} tokens, T={worst.temperature:g}"
+    return (
+        f"auto chooses drafter and draft length at run time. It reaches {share:.2f} (at {where}) to "
+        f"{max(each for _, each in shares):.2f} times the speed of the fastest way that it can choose, plain decoding "
+        "among them; past the trained length at the acceptance that the filled cache happens to give."
+    )
 
 
 def _speedup(cell: Cell) -> str:

@@ -83,15 +83,21 @@ def read_long_text(path: Path | None) -> str:
     return "\n\n".join(topics[name].strip() for name in sorted(topics))
 
 
-def prepare_engine(cache_dir: Path, dtype: Literal["float32", "bfloat16"], num_tokens: int) -> Path:
+def prepare_engine(
+    cache_dir: Path,
+    dtype: Literal["float32", "bfloat16"],
+    num_tokens: int,
+    *,
+    quantize_draft: Literal["int4"] | None = None,
+) -> Path:
     """The demo's engine, built unless a whole one is there already. num_tokens: of the sequence to come."""
     from magicdec.builder.build import build_pair
     from magicdec.builder.config import load_config, resolve_config
     from magicdec.builder.fetch import fetch_smollm2
     from magicdec.runtime.manifest import PairConfig
 
-    config = resolve_config(load_config(CONFIG), kind="self", dtype=dtype)
-    directory = cache_dir / "engines" / f"demo-{dtype}"
+    config = resolve_config(load_config(CONFIG), kind="self", dtype=dtype, quantize_draft=quantize_draft)
+    directory = cache_dir / "engines" / f"demo-{dtype}{f'-{quantize_draft}' if quantize_draft else ''}"
     if num_tokens > config.max_seq_len:
         err().print(
             f"[bold yellow]Note:[/] {num_tokens:,} tokens are more than the {config.max_seq_len:,} that this model was "
@@ -112,8 +118,10 @@ def is_built(directory: Path, config: "PairConfig") -> bool:
     from magicdec.runtime.manifest import load_engine, load_pair
 
     try:
-        load_engine(directory / "target")
-        return load_pair(directory).config == config
+        pair = load_pair(directory).config
+        for role in pair.roles:
+            load_engine(directory / role)
+        return pair == config
     except EngineError:
         return False
 

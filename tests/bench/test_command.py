@@ -73,7 +73,7 @@ def test_a_whole_benchmark(engine: Path, text: Path, tmp_path: Path) -> None:
     assert "about 0 min" in done.output
     assert len(list((tmp_path / "plots").glob("*.png"))) == 4
     result = load(file)
-    names = ["none", "self w32 x2", "self-full x2", "ngram x2", "auto"]
+    names = ["none", "self w32 x2", "self-full x2", "ngram x2", "auto w32"]
     assert [cell.name for cell in result.cells] == names * 2
     near, far = result.cells[:5], result.cells[5:]
     _check_near(near)
@@ -101,7 +101,7 @@ def _check_near(cells: tuple[Cell, ...]) -> None:
     assert ngram.draft_kv_bytes == windowed.draft_kv_bytes == 0
     assert plain.target_kv_bytes == 2 * 96 * 256  # 2 layers x keys and values x 2 heads x 8 numbers x 4 bytes
     assert windowed.summary.draft_ms > 0
-    assert auto.draft_length is None
+    assert (auto.draft_length, auto.window) == (None, 32)
     assert plain.summary.draft_ms < plain.summary.verify_ms
 
 
