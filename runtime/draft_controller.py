@@ -55,6 +55,7 @@ class DraftController:
         self._plan: dict[Request, DraftChoice] = {}
         self._rate = 0.0  # tokens a second that it promises
         self._probe: DraftChoice | None = None  # instead of the plan, for one step
+        self._probe_loss = 0.0  # seconds that it is expected to lose
         self._step = 0
         self._next_plan, self._pause = 0, PLAN_EVERY
         self._last_run: dict[DraftChoice, int] = {}
@@ -65,7 +66,7 @@ class DraftController:
     def choose(self, decoding: Sequence[Request]) -> list[DraftChoice]:
         """For each request of the next step."""
         free = [request for request in decoding if request.params.num_draft_tokens is None]
-        self._probe = None
+        self._probe, self._drafting = None, 0.0
         if free and (self._step >= self._next_plan or any(request not in self._plan for request in free)):
             view, before = _View(self, decoding, free), self._plan
             self._make_plan(view)
@@ -85,11 +86,13 @@ class DraftController:
 
     def stepped(self, rounds: Sequence[Round], seconds: float, *, with_prompts: bool) -> None:
         """A step is over. seconds: all of it, drafting included. with_prompts: it read (parts of) prompts as well."""
-        target_seconds, self._drafting = seconds - self._drafting, 0.0
+        target_seconds = seconds - self._drafting
         self._step += 1
         for each in rounds:
             self._learn(each)
         if not rounds or with_prompts:
+            if self._probe is not None and self._credit is not None:
+                self._credit -= self._probe_loss
             return
         lengths = [each.num_proposed for each in rounds]
         contexts = [each.request.num_computed_tokens for each in rounds]
@@ -150,15 +153,15 @@ class DraftController:
         """What has not run for long, and costs little to try, if there is credit for it."""
         if self._credit is None:
             return None
-        found, least, most = None, 0.0, 0.0
+        found, self._probe_loss, most = None, 0.0, 0.0
         for choice in self._candidates(view):
             tokens, seconds = view.outcome([choice] * len(view.free))
             loss = max(seconds - tokens / self._rate, 0.0)
             age = self._step - self._last_run.get(choice, -REST)
             worth = age / (loss + 0.01 * seconds)
             if age >= REST and worth > most and loss <= MAX_CREDIT / 2 * seconds:
-                found, least, most = choice, loss, worth
-        return found if least <= self._credit else None
+                found, self._probe_loss, most = choice, loss, worth
+        return found if self._probe_loss <= self._credit else None
 
     def _candidates(self, view: "_View") -> Iterable[DraftChoice]:
         """What may turn out better than the plan: plain decoding, and lengths around those in force."""

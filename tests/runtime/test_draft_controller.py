@@ -77,6 +77,20 @@ def test_probes_cost_less_than_a_percent(machine: tuple[float, float, float]) ->
     assert 0 in probes or settled == 0
 
 
+def test_probes_beside_prompts_are_paid_for_as_well() -> None:
+    """Such a step's time says nothing of decoding; what a probe was expected to lose in it still counts."""
+    simulation = Simulation(Machine(1.2, 3.0, 0.3), batch=4)
+    simulation.run(300)
+    before = len(simulation.lengths)
+    for _ in range(2000):
+        choices = simulation.controller.choose(simulation.requests)
+        lengths = [choice.num_tokens for choice in choices]
+        simulation.lengths.append(lengths[0])
+        rounds = list(map(Round, simulation.requests, choices, lengths, [0] * 4))
+        simulation.controller.stepped(rounds, 1.0, with_prompts=True)
+    assert sum(length > 0 for length in simulation.lengths[before:]) < 20
+
+
 def test_one_slow_step_changes_nothing() -> None:
     """200 times as slow: but for a probe or two the lengths stay about what they were."""
     simulation = Simulation(Machine(0.3, 1.5, 0.85), batch=4)
