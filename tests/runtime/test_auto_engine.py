@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable
 
 import pytest
+from scipy.stats import chisquare
 
 from magicdec.runtime.draft_controller import DraftController
 from magicdec.runtime.drafters import Drafters
@@ -11,6 +12,7 @@ from magicdec.runtime.engine import Engine
 from magicdec.runtime.proposer import NGramProposer
 from magicdec.runtime.sampling_params import SamplingParams
 from tests import toy
+from tests.runtime.test_engine_toy import _law as enumerated_law
 
 PROMPTS = [[1, 2, 3], [4, 5, 4, 5, 4], [6, 7, 8, 9] * 6, [3, 3], [9, 1, 4], [2]]
 PARAMS = [
@@ -34,12 +36,14 @@ def _liar(seed: int) -> Callable[[], float]:
     return clock
 
 
-def auto_engine(kind: toy.Kind, clock: Callable[[], float], num_blocks: int = 64) -> Engine:
+def auto_engine(
+    kind: toy.Kind, clock: Callable[[], float], num_blocks: int = 64, draft_clock: Callable[[], float] | None = None
+) -> Engine:
     """Drafts of one kind, or looked up, or none."""
     engine = toy.engine(kind, num_draft_tokens=4, num_blocks=num_blocks)
     controller = DraftController(4, [True, False])
     lookup = NGramProposer(toy.VOCAB_SIZE, min_ngram=1, max_ngram=3)
-    engine.proposer = Drafters([engine.proposer, lookup], controller.drafted, clock)
+    engine.proposer = Drafters([engine.proposer, lookup], controller.drafted, draft_clock or clock)
     engine.controller = engine.scheduler.policy = controller
     engine._clock = clock
     return engine
@@ -57,6 +61,22 @@ def test_output_is_plain_decodings_whatever_the_clock_says(kind: toy.Kind, seed:
     assert len(set().union(*free)) > 2, "the clock has moved the lengths"
     assert set(outputs[4].metrics.draft_lengths) <= {0, 1, 2}
     assert set(outputs[5].metrics.draft_lengths) == {0}
+
+
+@pytest.mark.parametrize("kind", ["self", "in_cache"])
+def test_law_of_the_rejection_rule(kind: toy.Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four tokens of two kinds, lengths by acceptance and by a lying clock: samples have the law that is enumerated."""
+    seeds = iter(range(10_000))
+    monkeypatch.setattr("magicdec.runtime.engine.fresh_seed", lambda: next(seeds))
+    count, prompt = 1000, [5, 3, 5, 3, 5, 5, 3, 3]
+    params = SamplingParams(max_tokens=4, logit_bias={3: 50.0, 5: 50.0})
+    outputs = toy.run(auto_engine(kind, _liar(4), draft_clock=lambda: 0.0), [prompt] * count, [params] * count)
+    assert sum(output.metrics.num_accepted_tokens for output in outputs) > count / 10
+    law = enumerated_law(prompt, params)
+    observed = dict.fromkeys(law, 0)
+    for output in outputs:
+        observed[tuple(output.outputs[0].token_ids)] += 1
+    assert chisquare(list(observed.values()), [count * p for p in law.values()]).pvalue > 1e-3
 
 
 def test_decoding_steps_are_counted_by_length() -> None:

@@ -12,7 +12,7 @@ from magicdec.runtime.cost_model import LinearCost, TargetCost
 from magicdec.runtime.draft_controller import DraftController, Round
 from magicdec.runtime.scheduler import DraftChoice
 from tests import toy
-from tests.runtime.simulation import Machine, Simulation
+from tests.runtime.simulation import PLAIN_SECONDS, Machine, Simulation
 
 DRAFTS, VERIFIES, RATES = (0.1, 0.4, 1.2), (1.0, 1.5, 3.0), (0.1, 0.5, 0.8, 0.98)
 GRID = list(itertools.product(DRAFTS, VERIFIES, RATES))
@@ -81,6 +81,7 @@ def test_probes_beside_prompts_are_paid_for_as_well() -> None:
     """Such a step's time says nothing of decoding; what a probe was expected to lose in it still counts."""
     simulation = Simulation(Machine(1.2, 3.0, 0.3), batch=4)
     simulation.run(300)
+    simulation.controller._credit = 5 * PLAIN_SECONDS
     before = len(simulation.lengths)
     for _ in range(2000):
         choices = simulation.controller.choose(simulation.requests)
