@@ -2,9 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
+from magicdec.plugins.cpu import attention as native_attention
+from magicdec.plugins.cpu.library import native
 from magicdec.plugins.fp8 import FP8, from_fp8
 
 MAX_RUNS = 32  # beyond this a gather is cheaper than one product for each run of neighbouring blocks
@@ -21,27 +24,53 @@ class SequenceView:
     runs: tuple[tuple[int, int], ...]  # (first slot, slots) of each run of neighbouring blocks, in logical order
 
 
+class SequenceViews(tuple[SequenceView, ...]):
+    """The sequences of one pass, and what the native kernel reads of them, made once for all layers."""
+
+    block_table: Sequence[Sequence[int]]
+    block_size: int
+
+    @cached_property
+    def native(self) -> native_attention.PagedSequences:
+        """These sequences in the native library's memory."""
+        starts = [0] if not self else [*(view.first_row for view in self), self[-1].first_row + self[-1].num_rows]
+        cache_lens = [view.cache_len for view in self]
+        return native_attention.PagedSequences(starts, cache_lens, self.block_table, self.block_size)
+
+
 def sequence_views(
     query_start_loc: Sequence[int], cache_lens: Sequence[int], block_table: Sequence[Sequence[int]], block_size: int
-) -> list[SequenceView]:
+) -> SequenceViews:
     """Turn block tables into runs of slots, once for all layers of a pass."""
     views = []
     for index, cache_len in enumerate(cache_lens):
         first, last = query_start_loc[index], query_start_loc[index + 1]
         length = cache_len + last - first
         views.append(SequenceView(first, last - first, cache_len, _runs(block_table[index], length, block_size)))
-    return views
+    result = SequenceViews(views)
+    result.block_table, result.block_size = block_table[: len(views)], block_size
+    return result
 
 
 def paged_attention(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, views: Sequence[SequenceView]
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, views: SequenceViews
 ) -> torch.Tensor:
     """Causal attention of every sequence's rows over its own view, grouped queries sharing a KV head.
 
     query: [T, heads, head_size], scaled already; keys, values: [kv_heads, slots, head_size] of one layer, the new
-    rows written. Returns [T, heads, head_size]. Softmax in at least float32. The cache is read where it lies; an FP8
-    one is converted a sequence at a time, its scales are the caller's (keys': in the query, values': on the result).
+    rows written. Returns [T, heads, head_size]. Softmax in at least float32. The cache is read where it lies, and an
+    FP8 one's scales are the caller's (keys': in the query, values': on the result). By the native kernel where it
+    knows these tensors: then a row's result does not depend, in any bit, on the other rows of the pass.
     """
+    if native_attention.supports(query, keys) and (library := native()):
+        return native_attention.paged_attention(library, query, keys, values, views.native)
+    return reference_attention(query, keys, values, views)
+
+
+def reference_attention(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, views: Sequence[SequenceView]
+) -> torch.Tensor:
+    """The same in plain PyTorch, on any device and in any dtype; a cache of FP8 is converted a sequence at a time."""
     out = torch.empty_like(query)
     for view in views:
         key_runs, value_runs = (_read(cache, view.runs, query.dtype) for cache in (keys, values))

@@ -58,14 +58,16 @@ class PagedSequences:
         self.last_block = max(flat, default=-1)
         self._trees = [None if tree is None else tree.to(torch.uint8).contiguous() for tree in trees]
         starts = [0, *accumulate(lengths)]
-        self._array = (_Sequence * self.count)(
-            *(
-                (a, b - a, n, self._table.data_ptr() + 4 * starts[i], tree.data_ptr() if tree is not None else None)
-                for i, ((a, b, n), tree) in enumerate(
-                    zip(self._spans(query_start_loc, cache_lens), self._trees, strict=True)
-                )
+        self._array = (_Sequence * self.count)()
+        for i, (a, b, n) in enumerate(self._spans(query_start_loc, cache_lens)):
+            tree = self._trees[i]
+            self._array[i] = _Sequence(
+                first_row=a,
+                num_rows=b - a,
+                cache_len=n,
+                blocks=self._table.data_ptr() + 4 * starts[i],
+                tree=None if tree is None else tree.data_ptr(),
             )
-        )
         self.num_rows = query_start_loc[-1]
         self.address = ctypes.addressof(self._array)
 

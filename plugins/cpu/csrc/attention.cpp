@@ -69,7 +69,8 @@ using namespace magicdec;
 // 0 = done, 1 = this pair of number types is not supported. All threads; the caller's tensors must stay as they are.
 extern "C" __attribute__((visibility("default"))) int magicdec_attention(const AttentionArgs *args) {
     if (!attention_supports(args->query_type, args->cache_type)) return 1;
-    static thread_local AttentionPlan plan;
+    static thread_local AttentionPlan plans; // one for each caller
+    AttentionPlan &plan = plans;             // this caller's, in the pool's threads too
     plan.prepare(*args, num_threads());
     std::atomic<int64_t> next{0};
     run_parallel([&](const Team &team) { kernels().attention(*args, plan, team, next); });

@@ -242,6 +242,27 @@ void multiply(int64_t rows, int64_t vectors, const Product &product, Prefetch &a
         }
 }
 
+// What earlier parts of a sum are multiplied with.
+struct Ones {
+    float factors[kGroupRows];
+    constexpr Ones() : factors() {
+        for (float &factor : factors) factor = 1;
+    }
+};
+constexpr Ones kOnes;
+
+// The same, long sums in parts: in float32 their errors grow with the length.
+template <class Operand>
+void multiply_parts(int64_t rows, int64_t vectors, Product product, Prefetch &ahead, int64_t chunks) {
+    constexpr int64_t kPart = 32 * Operand::kNumbers;
+    const int64_t depth = product.depth, before = ahead.left();
+    for (int64_t k = 0; k < depth; k += kPart) {
+        product.depth = std::min(depth - k, kPart);
+        multiply<Operand>(rows, vectors, product, ahead, chunks - (before - ahead.left()));
+        product.a += kPart, product.b += kPart * product.ldb, product.keep = kOnes.factors;
+    }
+}
+
 // Query rows as operands: to [rows, padded / numbers].
 template <class Query, class Operand>
 void pack_query(const AttentionArgs &args, const AttentionSequence &sequence, const AttentionItem &item, float *to) {
@@ -253,16 +274,6 @@ void pack_query(const AttentionArgs &args, const AttentionSequence &sequence, co
             store(to + r * depth + d, load_part<Query, Operand>(from, d * Operand::kNumbers, args.head_size));
     }
 }
-
-constexpr int64_t kDepth = 32; // operands of a score that are summed at a time
-
-struct Ones {
-    float factors[kGroupRows];
-    constexpr Ones() : factors() {
-        for (float &factor : factors) factor = 1;
-    }
-};
-constexpr Ones kOnes;
 
 // Running softmax of `rows` rows: sums [rows, padded], maxima and denominators [rows].
 struct State {
@@ -375,11 +386,11 @@ template <class Query, class Cache, class Operand> class Worker {
             keys, rows_, padded_count, head_size, tile_, ahead_
         );
         float *scores = scores_ + skipped * kTile;
-        for (int64_t d = 0; d < depth; d += kDepth) { // long sums of float32 in parts: their errors grow with the length
-            const float *keep = d == 0 ? nullptr : kOnes.factors, *query = query_ + skipped * depth + d;
-            const Product product = {query, depth, tile_ + d * kTile, kTile, std::min(depth - d, kDepth), keep, scores, kTile};
-            multiply<Operand>(rows, padded_count / kLanes, product, ahead_, ahead_.left() - ahead_.count / 4);
-        }
+        const float *query = query_ + skipped * depth;
+        multiply_parts<Operand>(
+            rows, padded_count / kLanes, {query, depth, tile_, kTile, depth, nullptr, scores, kTile}, ahead_,
+            ahead_.left() - ahead_.count / 4
+        );
         mask(sequence, item, start, padded_count, skipped);
         const int64_t share = ahead_.left() / (2 * rows) + 1;
         for (int64_t r = skipped; r < item.rows; ++r) find_maximum(r, padded_count, state), ahead_.issue(share);
@@ -393,7 +404,7 @@ template <class Query, class Cache, class Operand> class Worker {
         const Product product = {
             scores, kTile, tile_, width_, padded_count / Operand::kNumbers, factors_ + skipped, state.sums + skipped * width_, width_
         };
-        multiply<Operand>(rows, round_up(head_size, kLanes) / kLanes, product, ahead_, ahead_.left());
+        multiply_parts<Operand>(rows, round_up(head_size, kLanes) / kLanes, product, ahead_, ahead_.left());
     }
 
     // Ask for the keys of the tile that comes after this one: of this item, or of the next.
