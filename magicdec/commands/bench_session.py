@@ -108,19 +108,18 @@ class Session:
                 self.skipped.append(Skipped(what=describe(point), why="time limit"))
                 continue
             self.on_progress(describe(point), index / len(points))
-            prompts = self.prompts(point)
+            prompts = self.prompts(point.context)
             if point.context != context:  # the first batch of a context is the largest
                 context = point.context
                 self._prepare(point, prompts)
             self.cells += self._measure(point, prompts)
         self.cells = [self._project(cell) for cell in self.cells]
 
-    def prompts(self, point: Point) -> list[list[int]]:
-        """Those of a smaller batch are the first of a larger one."""
+    def prompts(self, context: int) -> list[list[int]]:
+        """Of the largest batch; a smaller one takes its turn with some of them in each repeat."""
         grid = self.plan.grid
-        offset = 7 * sorted(grid.contexts).index(point.context)
-        length = self.plan.prompt_tokens(point.context)
-        return cut_prompts(self.tokens, length, max(grid.batches), offset)[: point.batch]
+        offset = 7 * sorted(grid.contexts).index(context)
+        return cut_prompts(self.tokens, self.plan.prompt_tokens(context), max(grid.batches), offset)
 
     def _prepare(self, point: Point, prompts: list[list[int]]) -> None:
         """Bring the prompts into the prefix cache."""
@@ -159,16 +158,17 @@ class Session:
             params = self._params(point, way, 0)
             # A controller learns what steps cost and drafts bring, as it has in any engine that has run for a second.
             tokens = self.plan.output_tokens if way.drafter == "auto" else WARM_UP_TOKENS
-            runner.run(prompts, params, min(tokens, self.plan.output_tokens))
+            runner.run(prompts[: point.batch], params, min(tokens, self.plan.output_tokens))
         measured = {way: _Measured() for way in runners}
         for repeat in range(self.plan.repeats):
+            chosen = [prompts[(repeat * point.batch + index) % len(prompts)] for index in range(point.batch)]
             outputs: dict[Way, list[list[int]]] = {}
             for order in interleave(ways, repeat):
                 group: dict[Way, BatchRun] = {}
                 for way in order:
                     self.on_progress(f"{describe(point)}: {way.drafter}, run {repeat + 1}")
                     params = self._params(point, way, repeat)
-                    group[way], outputs[way] = runners[way].run(prompts, params, self.plan.output_tokens)
+                    group[way], outputs[way] = runners[way].run(chosen, params, self.plan.output_tokens)
                 measured[PLAIN].runs.append(group.pop(PLAIN))
                 for way, run in group.items():
                     measured[way].runs.append(run)

@@ -99,7 +99,8 @@ def notes(result: BenchResult) -> list[str]:
     lines = [
         f"Medians of {settings.repeats} runs of {settings.output_tokens} output tokens, in brackets the lowest and "
         "highest; tokens/s are of the whole batch, decoding only. Each speculative run is compared with a plain run "
-        "directly beside it; speedup is the median of these ratios. Milliseconds are of one step, a round of draft, "
+        "directly beside it, on the same prompts; speedup is the median of these ratios. A batch smaller than the "
+        "largest one has other prompts in each repeat. Milliseconds are of one step, a round of draft, "
         "verification and the host's work; tokens a step are of one request, kept is the share of drafts accepted.",
         f"Drafts see w tokens and are x tokens long; self-full drafts read the whole context, as in the literature. "
         f"Prompts: {settings.text}; greedy decoding with a frequency penalty of {settings.frequency_penalty:g}, "

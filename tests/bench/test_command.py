@@ -9,11 +9,15 @@ import torch
 from typer.testing import CliRunner, Result
 
 from magicdec import LLM, SamplingParams
+from magicdec.builder import calibrate
 from magicdec.builder.build import build_pair
 from magicdec.cli import app
+from magicdec.commands.bench_drafters import draft_kv_bytes, make_proposer
+from magicdec.commands.bench_grid import Way, available_drafters
 from magicdec.commands.bench_prompts import fill_prompts
 from magicdec.commands.bench_result import Cell, load
-from magicdec.runtime.manifest import DraftConfig, PairConfig
+from magicdec.runtime.manifest import DraftConfig, PairConfig, load_pair
+from magicdec.runtime.model_proposer import ModelProposer
 from tests.engines import tiny_pair
 from tests.tiny_models import write_tiny_checkpoint
 
@@ -198,3 +202,16 @@ def test_a_cache_that_memory_cannot_hold_is_refused(
     monkeypatch.setattr("magicdec.runtime.memory.free_memory", lambda: 10_000)
     args = ["--engine", engine, "--text-file", text, "--json", tmp_path / "bench.json", "--batch", 1, "--context", 96]
     assert "1 x 96 tokens need" in fail(*args)
+
+
+def test_drafts_in_fewer_bits_have_a_runner_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibrate, "CALIBRATION_TOKENS", 512)
+    pair = tiny_pair(tmp_path, "self", weight_only="int4", intermediate_size=64)
+    assert available_drafters(load_pair(pair).config) == ["self", "self-int4", "self-full", "ngram", "auto"]
+    llm = LLM(pair)
+    narrow, wide = (make_proposer(llm, Way(drafter, 64, 2)) for drafter in ("self-int4", "self"))
+    assert isinstance(narrow, ModelProposer)
+    assert isinstance(wide, ModelProposer)
+    assert narrow.runner is llm.draft_runner is not None
+    assert wide.runner is llm.runner
+    assert draft_kv_bytes(llm, Way("self-int4", 64, 2), 4) == 0

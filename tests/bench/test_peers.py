@@ -2,11 +2,14 @@
 
 import sys
 from collections.abc import Iterator
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+
+from tests.bench.results import result
 
 PEERS = Path(__file__).resolve().parent.parent.parent / "benchmarks" / "peers"
 
@@ -76,3 +79,27 @@ def test_the_workers_of_all_peers_are_there(peers: dict[str, ModuleType]) -> Non
         assert peer.modes[0] == "plain"
         assert set(peer.batch_modes) <= set(peer.modes)
         assert all("==" in requirement for requirement in peer.requirements)
+
+
+def test_the_page_is_filled_between_its_marks(tmp_path: Path) -> None:
+    spec = spec_from_file_location("measure_speed", PEERS.parent.parent / "docs" / "measure_speed.py")
+    assert spec is not None
+    assert spec.loader is not None
+    script = module_from_spec(spec)
+    spec.loader.exec_module(script)
+    for marks in (script.BENCH_MARKS, script.PEER_MARKS):
+        assert all(script.PAGE.read_text().count(mark) == 1 for mark in marks)
+    page, marks = tmp_path / "page.md", script.BENCH_MARKS
+    page.write_text(f"before {marks[0]}\nold\n{marks[1]} behind")
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "old.png").write_text("")
+    script.fill(page, marks, script.bench_part(result(), tmp_path / "images"))
+    text = page.read_text()
+    assert text.startswith(f"before {marks[0]}\n![")
+    assert text.endswith(f"{marks[1]} behind")
+    assert "old" not in text.replace("holds", "")
+    images = sorted(path.name for path in (tmp_path / "images").iterdir())
+    assert len(images) == 8
+    assert all(f"(images/{name})" in text for name in images)
+    assert "Temperature 1." in text
+    assert "| self w512 x4 |" in text
