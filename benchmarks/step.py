@@ -17,17 +17,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-from rich.console import Console
-from rich.table import Table
-from torch.nn import functional
+from magicdec.threads import wait_politely
 
-from magicdec.plugins.cpu.library import best_isa, native
-from magicdec.plugins.weight_only import int4_scales, int8_scales, to_int4, to_int8
-from magicdec.runtime.kv_cache import KVCache
-from magicdec.runtime.model_input import ModelInput, SequenceInput, pack
-from magicdec.runtime.native_model import PARTS, NativeModel
-from magicdec.runtime.torch_model import ModelConfig
+wait_politely()  # before torch is imported
+
+import torch  # noqa: E402
+from rich.console import Console  # noqa: E402
+from rich.table import Table  # noqa: E402
+from torch.nn import functional  # noqa: E402
+
+from magicdec.plugins.cpu.library import best_isa, native  # noqa: E402
+from magicdec.plugins.weight_only import int4_scales, int8_scales, to_int4, to_int8  # noqa: E402
+from magicdec.runtime.kv_cache import KVCache  # noqa: E402
+from magicdec.runtime.model_input import ModelInput, SequenceInput, pack  # noqa: E402
+from magicdec.runtime.native_model import PARTS, NativeModel  # noqa: E402
+from magicdec.runtime.torch_model import ModelConfig  # noqa: E402
 
 CONFIG = ModelConfig(
     num_layers=30,
