@@ -34,7 +34,7 @@ def threads() -> Iterator[None]:
 
 @pytest.fixture(scope="module", params=["llama", "qwen2", "qwen3"])
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_pair(tmp_path_factory.mktemp("pairs"), "self", family=request.param, hidden_size=40) / "target"
+    return tiny_pair(tmp_path_factory.mktemp("pairs"), "self", family=request.param, hidden_size=80) / "target"
 
 
 @pytest.fixture(scope="module")
