@@ -13,6 +13,7 @@ from magicdec.console import StageBars, decode_rate, format_bytes
 
 if TYPE_CHECKING:
     from magicdec.runtime.llm import LLM
+    from magicdec.runtime.manifest import PairConfig
     from magicdec.runtime.outputs import RequestOutput
     from magicdec.runtime.sampling_params import SamplingParams
 
@@ -72,7 +73,7 @@ def result_rows(
     return [
         ("prompt tokens", f"{metrics.num_prompt_tokens:,}"),
         ("output tokens", f"{metrics.num_output_tokens:,}"),
-        ("draft", f"{config.draft.kind}; sees at most {view} tokens, whatever the context"),
+        ("draft", f"{config.draft.kind}{_weights(config)}; sees at most {view} tokens, whatever the context"),
         ("draft KV bytes", f"{memory['draft_kv_bytes']:,} (it reads blocks of the target's)"),
         ("target KV bytes", f"{kv_bytes:,} ({format_bytes(kv_bytes).split(' (')[0]}, this sequence)"),
         ("acceptance length", _acceptance(runs)),
@@ -82,6 +83,10 @@ def result_rows(
         ("outputs identical", _identical(llm, params, first, runs)),
         ("dtype", str(llm.runner.dtype).removeprefix("torch.")),
     ]
+
+
+def _weights(config: "PairConfig") -> str:
+    return f" with weights in {config.quantization.draft}" if config.quantization.draft else ""
 
 
 def machine() -> str:

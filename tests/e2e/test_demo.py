@@ -25,7 +25,7 @@ PARAMS = SamplingParams(temperature=0, frequency_penalty=0.3, max_tokens=30, ign
 
 @pytest.fixture
 def llm(pair: PairFactory) -> LLM:
-    return demo.load(pair("self"), 400, 40, window=None, num_draft_tokens=None)
+    return demo.load(pair("self"), 400, 40, window=None, num_draft_tokens=3)
 
 
 def test_the_prompt_has_the_length_asked_for(llm: LLM) -> None:
@@ -121,7 +121,8 @@ def test_the_demo_with_a_short_text(tmp_path: Path) -> None:
     assert "Ada" in text[: text.index("What this run measured")]
     assert table["prompt tokens"] == "300"
     assert table["outputs identical"].startswith("yes")
-    assert table["dtype"] == "float32"
+    assert table["dtype"] == "bfloat16"
+    assert "int4" in table["draft"]
 
 
 @pytest.mark.slow
@@ -131,7 +132,7 @@ def test_the_demo_as_make_demo_runs_it() -> None:
     assert table["prompt tokens"] == "4,096"
     assert 20 < int(table["output tokens"]) <= 128  # the model may come to an end of its own
     assert table["outputs identical"] == f"yes, all {table['output tokens']} tokens in all 5 runs"
-    assert float(table["acceptance length"].split()[0]) > 2
+    assert float(table["acceptance length"].split()[0]) > 1
     assert table["draft KV bytes"].startswith("0 ")
     assert float(table["tokens/s plain"].split()[0]) > 0
     assert float(table["tokens/s speculative"].split()[0]) > 0
