@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from magicdec.errors import EngineError, RequestError
+from magicdec.runtime.admission import check_request
 from magicdec.runtime.block_manager import BlockManager
 from magicdec.runtime.detokenizer import Detokenizer
 from magicdec.runtime.device_acceptance import DeviceAcceptance
@@ -92,7 +93,15 @@ class Engine:
         """Queue a request; RequestError, with nothing changed, if it cannot be served."""
         if request_id in self._groups:
             raise RequestError(f"request id {request_id!r} is in use; choose another or abort that request first")
-        self._check_prompt(prompt_token_ids, params)
+        check_request(
+            prompt_token_ids,
+            params,
+            vocab_size=self.runner.vocab_size,
+            max_seq_len=self.max_seq_len,
+            max_draft_len=self.max_draft_len,
+            max_kv_tokens=self.blocks.num_blocks * self.blocks.block_size,
+            has_tokenizer=self.tokenizer is not None,
+        )
         bad_words = self._encode_bad_words(params)
         seed = fresh_seed() if params.seed is None else params.seed
         requests: list[Request] = []
@@ -282,37 +291,6 @@ class Engine:
             leader=leader,
             logprobs=None if params.logprobs is None else [],
         )
-
-    def _check_prompt(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
-        length, vocab_size = len(prompt_token_ids), self.runner.vocab_size
-        if length == 0:
-            raise RequestError("the prompt is empty; give at least one token")
-        if length >= self.max_seq_len:
-            raise RequestError(
-                f"the prompt has {length} tokens, and max_seq_len={self.max_seq_len} leaves no room for an output "
-                f"token; shorten it to at most {self.max_seq_len - 1} or build the engine with a larger max_seq_len"
-            )
-        for token_id in prompt_token_ids:
-            if not 0 <= token_id < vocab_size:
-                raise RequestError(f"the prompt holds token id {token_id}; ids must be in 0..{vocab_size - 1}")
-        for name, ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias or {})):
-            for token_id in ids:
-                if not 0 <= token_id < vocab_size:
-                    raise RequestError(f"{name} holds token id {token_id}; ids must be in 0..{vocab_size - 1}")
-        if (params.num_draft_tokens or 0) > self.max_draft_len:
-            raise RequestError(
-                f"num_draft_tokens={params.num_draft_tokens} is more than this engine's max_draft_len="
-                f"{self.max_draft_len}; ask for at most {self.max_draft_len}, or build with a larger max_draft_len"
-            )
-        if (params.stop or params.bad_words) and self.tokenizer is None:
-            raise RequestError("stop strings and bad_words need a tokenizer, and this engine has none; use token ids")
-        total = min(length + params.max_tokens, self.max_seq_len)
-        if self.blocks.blocks_for(total) > self.blocks.num_blocks:
-            raise RequestError(
-                f"the request may grow to {total} tokens, and the KV cache holds "
-                f"{self.blocks.num_blocks * self.blocks.block_size} in all; lower max_tokens or give the engine a "
-                "larger KV cache"
-            )
 
     def _encode_bad_words(self, params: SamplingParams) -> list[list[int]]:
         """Every way that a bad word may be spelt: at the start of a word and inside one."""

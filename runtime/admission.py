@@ -1,0 +1,48 @@
+"""What a request may ask of an engine; refused at the door, before anything is changed."""
+
+from collections.abc import Sequence
+
+from magicdec.errors import RequestError
+from magicdec.runtime.sampling_params import SamplingParams
+
+
+def check_request(
+    prompt_token_ids: Sequence[int],
+    params: SamplingParams,
+    *,
+    vocab_size: int,
+    max_seq_len: int,
+    max_draft_len: int,
+    max_kv_tokens: int,
+    has_tokenizer: bool,
+) -> None:
+    """RequestError, with the mend, if an engine of these limits cannot serve the request."""
+    length = len(prompt_token_ids)
+    if length == 0:
+        raise RequestError("the prompt is empty; give at least one token")
+    if length >= max_seq_len:
+        raise RequestError(
+            f"the prompt has {length} tokens, and max_seq_len={max_seq_len} leaves no room for an output "
+            f"token; shorten it to at most {max_seq_len - 1} or build the engine with a larger max_seq_len"
+        )
+    for token_id in prompt_token_ids:
+        if not 0 <= token_id < vocab_size:
+            raise RequestError(f"the prompt holds token id {token_id}; ids must be in 0..{vocab_size - 1}")
+    for name, ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias or {})):
+        for token_id in ids:
+            if not 0 <= token_id < vocab_size:
+                raise RequestError(f"{name} holds token id {token_id}; ids must be in 0..{vocab_size - 1}")
+    if (params.num_draft_tokens or 0) > max_draft_len:
+        raise RequestError(
+            f"num_draft_tokens={params.num_draft_tokens} is more than this engine's max_draft_len="
+            f"{max_draft_len}; ask for at most {max_draft_len}, or build with a larger max_draft_len"
+        )
+    if (params.stop or params.bad_words) and not has_tokenizer:
+        raise RequestError("stop strings and bad_words need a tokenizer, and this engine has none; use token ids")
+    total = min(length + params.max_tokens, max_seq_len)
+    if total > max_kv_tokens:
+        raise RequestError(
+            f"the request may grow to {total} tokens, and the KV cache holds "
+            f"{max_kv_tokens} in all; lower max_tokens or give the engine a "
+            "larger KV cache"
+        )
