@@ -2,7 +2,8 @@
 
     python benchmarks/host.py --batch 64 --draft-len 4 --context 2048 --json host.json
 
-Times are milliseconds a step, medians over the measured steps. What grows from the small vocabulary to the large one is
+Times are milliseconds a step, medians over the measured steps; `least` is the fastest whole step, which other work on
+the machine has disturbed least. What grows from the small vocabulary to the large one is
 arithmetic over the vocabulary, which belongs to the device that computes the logits. One thread, since that is what a
 host has beside a model.
 """
@@ -128,7 +129,8 @@ def measure(args: argparse.Namespace, vocab_size: int, sampling: str) -> dict[st
         engine.step()
     rows = [dict(parts) for parts in _steps(engine, args.steps)]
     medians = {part: statistics.median(row[part] for row in rows) for part in PARTS}
-    return {**medians, "step": statistics.median(sum(row.values()) for row in rows)}
+    steps = [sum(row.values()) for row in rows]
+    return {**medians, "step": statistics.median(steps), "least": min(steps)}
 
 
 def _steps(engine: Engine, count: int) -> Iterator[dict[str, float]]:
@@ -153,6 +155,14 @@ def _steps(engine: Engine, count: int) -> Iterator[dict[str, float]]:
             module.pack = pack  # type: ignore[attr-defined]
 
 
+def _growth(sampling: str, results: list[dict[str, Any]]) -> str:
+    """Which parts take longer with the largest vocabulary than with the smallest."""
+    ordered = sorted(results, key=lambda each: each["vocab_size"])
+    small, large = ordered[0]["milliseconds"], ordered[-1]["milliseconds"]
+    grown = [f"{part} +{large[part] - small[part]:.1f} ms" for part in PARTS if large[part] > small[part] + 0.1]
+    return f"{sampling}: with the vocabulary grow {', '.join(grown) or 'none'}"
+
+
 def main() -> None:
     """Measure, print a table, write JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -167,13 +177,18 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     results = []
-    table = Table("sampling", "vocabulary", *PARTS, "step", title=f"host milliseconds a step, batch {args.batch}")
+    table = Table(
+        "sampling", "vocabulary", *PARTS, "step", "least", title=f"host milliseconds a step, batch {args.batch}"
+    )
     for sampling in args.sampling:
         for vocab_size in args.vocab:
             times = measure(args, vocab_size, sampling)
             results.append({"sampling": sampling, "vocab_size": vocab_size, "milliseconds": times})
-            table.add_row(sampling, f"{vocab_size:,}", *(f"{times[part]:.2f}" for part in (*PARTS, "step")))
-    Console().print(table)
+            table.add_row(sampling, f"{vocab_size:,}", *(f"{times[part]:.2f}" for part in (*PARTS, "step", "least")))
+    console = Console()
+    console.print(table)
+    for sampling in args.sampling:
+        console.print(_growth(sampling, [each for each in results if each["sampling"] == sampling]))
     if args.json is not None:
         setting = {key: getattr(args, key) for key in ("batch", "draft_len", "context", "steps", "drafter")}
         args.json.write_text(json.dumps({"setting": setting, "results": results}, indent=2))
