@@ -5,6 +5,7 @@ instruction set, the set is chosen when the library is loaded. Where it cannot b
 without it, and the package runs on PyTorch alone and says so.
 """
 
+import hashlib
 import platform
 from pathlib import Path
 
@@ -34,6 +35,12 @@ def instruction_sets() -> dict[str, list[str]]:
     return {"portable": [], **(X86 if platform.machine() in ("x86_64", "AMD64") else {})}
 
 
+def sources_hash() -> str:
+    """As plugins/cpu/library.py computes it, so that a library which is older than its sources is not loaded."""
+    files = sorted(SOURCES.iterdir(), key=lambda path: path.name)
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+
+
 class BuildNative(build_ext):
     """Compiles each source with the flags of its instruction sets, and links all objects into one library."""
 
@@ -50,7 +57,11 @@ class BuildNative(build_ext):
         return self.compiler.compile(
             sources,
             output_dir=str(Path(self.build_temp) / name),
-            macros=[(f"MAGICDEC_{name.upper()}", "1"), ("MAGICDEC_X86", str(int(len(instruction_sets()) > 1)))],
+            macros=[
+                (f"MAGICDEC_{name.upper()}", "1"),
+                ("MAGICDEC_X86", str(int(len(instruction_sets()) > 1))),
+                ("MAGICDEC_SOURCES", f'"{sources_hash()}"'),
+            ],
             extra_postargs=COMMON + flags,
             depends=ext.depends,
         )

@@ -6,6 +6,7 @@ takes the PyTorch path, and one log line says so.
 
 import ctypes
 import functools
+import hashlib
 import logging
 import os
 from pathlib import Path
@@ -22,6 +23,8 @@ _log = logging.getLogger(__name__)
 def native() -> ctypes.CDLL | None:
     """The library, with as many threads as PyTorch has; None if it was not built or is switched off.
 
+    EngineError if it is older than its sources, which stand beside it where the package was installed to be edited.
+
     MAGICDEC_NATIVE=0 switches it off, MAGICDEC_ISA chooses an instruction set below the CPU's best.
     """
     if os.environ.get("MAGICDEC_NATIVE") == "0":
@@ -36,6 +39,7 @@ def native() -> ctypes.CDLL | None:
             error,
         )
         return None
+    _check_sources(library)
     if isa := os.environ.get("MAGICDEC_ISA"):
         set_isa(library, isa)
     library.magicdec_set_num_threads(torch.get_num_threads())
@@ -61,9 +65,22 @@ def _path() -> Path:
     return found[0]
 
 
+def _check_sources(library: ctypes.CDLL) -> None:
+    sources = Path(__file__).parent / "csrc"
+    if not sources.is_dir():
+        return
+    files = sorted(sources.iterdir(), key=lambda path: path.name)
+    if hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest() != library.magicdec_sources().decode():
+        raise EngineError(
+            f"the native CPU library was built from other sources than those in {sources}; build it again with "
+            "make install, or pip install -e ."
+        )
+
+
 def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
     """The library with the types of its functions; each kernel's own module declares the rest."""
     library.magicdec_isa.restype = ctypes.c_char_p
+    library.magicdec_sources.restype = ctypes.c_char_p
     library.magicdec_set_isa.argtypes = [ctypes.c_char_p]
     library.magicdec_set_num_threads.argtypes = [ctypes.c_int]
     library.magicdec_set_num_threads.restype = None

@@ -40,6 +40,9 @@ const Kernels &kernels() { return *chosen; }
 
 using namespace magicdec;
 
+// SHA-256 of the sources that this library was made from.
+EXPORT const char *magicdec_sources() { return MAGICDEC_SOURCES; }
+
 EXPORT const char *magicdec_isa() { return kernels().name; }
 
 // 0 = done, 1 = the CPU or this build has no such instruction set. Not while a kernel runs.
