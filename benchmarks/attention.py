@@ -89,12 +89,12 @@ def measure(case: Case, rows: list[int], rounds: int) -> dict[str, Any]:
     """Medians and spreads by name, and the ratios that the aims are about."""
     runs = {f"{count} rows": case.attend(count) for count in rows}
     times: dict[str, list[float]] = defaultdict(list)
-    for index in range(rounds + 1):
+    for _ in range(rounds + 1):
         for name, run in [*runs.items(), ("read", case.read)]:
             times[name].append(milliseconds(run, case.layers))
-        if index <= SDPA_ROUNDS:
-            for count in (rows[0], rows[-1]):
-                times[f"sdpa {count} rows"].append(milliseconds(case.sdpa(count), case.layers[:1]))
+    for _ in range(SDPA_ROUNDS + 1):  # afterwards: PyTorch's threads keep the cores busy for a while
+        for count in (rows[0], rows[-1]):
+            times[f"sdpa {count} rows"].append(milliseconds(case.sdpa(count), case.layers[:1]))
     medians = {name: statistics.median(found[1:]) for name, found in times.items()}  # the first round warms up
     one = medians[f"{rows[0]} rows"]
     return {
