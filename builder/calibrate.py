@@ -33,6 +33,7 @@ from magicdec.runtime.torch_model import Layer, ModelConfig, TorchModel
 CALIBRATION_TOKENS = 8192
 SEQUENCE_TOKENS = 512
 _MIN_TOKENS = 256
+_NOT_FINITE = "the model computes NaN or infinity on the calibration text."
 DEFAULT_TEXT = "pydoc_data.topics (the Python language reference)"
 
 
@@ -121,6 +122,8 @@ def calibrate(
             watches = watch(layer, storage)
             yield watches.layer if watches is not None else layer
             if watches is not None:
+                if not watches.all_finite:
+                    raise CheckpointError(f"{source.path}: {_NOT_FINITE}")
                 scales, rounded = watches.quantise(storage.weight_only)
                 found.scales.update({prefix + name: scale for name, scale in scales.items()})
                 _save(found, f"layer{index}.safetensors", {results[prefix + n]: w for n, w in rounded.items()})
@@ -138,7 +141,7 @@ def calibrate(
         for index, largest in enumerate(cache.largest):
             found.scales[f"transformer.layers.{index}.attention.{KV_SCALE}"] = fp8_scale(largest)
     if not all(math.isfinite(scale) for scale in found.scales.values()):
-        raise CheckpointError(f"{source.path}: the model computes NaN or infinity on the calibration text.")
+        raise CheckpointError(f"{source.path}: {_NOT_FINITE}")
     return found
 
 

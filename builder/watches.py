@@ -64,6 +64,11 @@ class Watches:
         self.up = layer.up
         self.layer = replace(layer, qkv=self.qkv, dense=self.dense, gate=self.gate, down=self.down)
 
+    @property
+    def all_finite(self) -> bool:
+        """Whether no layer was given NaN or infinity."""
+        return all(watch.moments.isfinite().all() for watch in (self.qkv, self.dense, self.gate, self.down))
+
     def quantise(self, weight_only: WeightOnly | None) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
         """After the pass: scales of FP8, and tensors in whatever format; by their names without the layer's prefix."""
         scales: dict[str, float] = {}

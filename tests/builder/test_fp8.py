@@ -19,7 +19,7 @@ from magicdec.plugins import fp8 as fp8_numbers
 from magicdec.plugins.fp8 import FP8, FP8_MAX, from_fp8, to_fp8
 from magicdec.plugins.hadamard import Hadamard
 from magicdec.plugins.linear import Fp8Linear
-from magicdec.runtime import kv_cache
+from magicdec.runtime import kv_cache, torch_runner
 from magicdec.runtime.manifest import load_engine
 from magicdec.runtime.torch_model import TorchModel
 from tests.builder.engines import build_target, rejoin, tiny_config
@@ -245,6 +245,8 @@ def do_not_saturate(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_planted_faults_are_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Callable[[pytest.MonkeyPatch], None]
 ) -> None:
+    """They are planted in PyTorch's path, so that is what runs here."""
+    monkeypatch.setattr(torch_runner, "native", lambda: None)
     checkpoint = write_tiny_checkpoint(tmp_path / "hf")
     target = build_fp8(checkpoint, tmp_path / "engine", BOTH)
     reference = reference_logits(checkpoint, PROMPT)

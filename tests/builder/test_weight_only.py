@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from magicdec.builder import calibrate
 from magicdec.builder.build import build_pair
 from magicdec.builder.memory import memory_need
 from magicdec.builder.storage import Storage, rank_bytes
-from magicdec.errors import ConfigError
+from magicdec.errors import CheckpointError, ConfigError
 from magicdec.plugins.weight_only import from_int4, from_int8
 from magicdec.runtime.manifest import PairConfig, WeightOnly, check_hashes, load_engine
 from magicdec.runtime.model_input import SequenceInput, pack
@@ -144,6 +144,16 @@ def test_rows_that_are_no_whole_groups_are_refused_in_int4_alone(tmp_path: Path)
     with pytest.raises(ConfigError, match=r"'int4': the intermediate size 48 of .*no multiple of 32.*use int8"):
         build(tmp_path, "int4", intermediate_size=48)
     build(tmp_path, "int8", intermediate_size=48)
+
+
+def test_a_model_that_overflows_is_refused(tmp_path: Path) -> None:
+    source = write_tiny_checkpoint(tmp_path / "source", intermediate_size=64)
+    weights = load_file(source / "model.safetensors")
+    weights["model.layers.0.mlp.up_proj.weight"] *= 1e38
+    save_file(weights, source / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"source: the model computes NaN or infinity on the calibration text"):
+        build_pair(source, "self", tiny_config(quantization={"draft": "int4"}), tmp_path / "engine")
+    assert not (tmp_path / "engine").exists()
 
 
 def test_the_sums_for_disk_and_gpu_count_small_weights_and_no_cache() -> None:
