@@ -18,7 +18,7 @@ from magicdec.cli import app
 from magicdec.commands.gpu_check import format_report, make_plan
 from magicdec.errors import EngineError
 from magicdec.gpu_checks import Check, Plan, chi_square_tail, describe_gpu, two_sample_chi_square
-from magicdec.runtime import rejection
+from magicdec.runtime import rejection, sampler
 from magicdec.runtime.manifest import PairConfig, load_pair
 from magicdec.runtime.trtllm_runner import TrtllmRunner
 from tests.engines import tiny_pair
@@ -151,6 +151,7 @@ def test_wrong_acceptance_is_noticed(
     check: Callable[[Plan, Path], Check], tiny_plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rejection, "accepts", lambda *_arguments: True)
+    monkeypatch.setattr(sampler, "greedy_sample", lambda best, ids: rejection.VerifyOutput(len(ids), (*ids, best[-1])))
     assert not check(replace(tiny_plan, num_samples=150), built(tiny_plan)).passed
 
 
