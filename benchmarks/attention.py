@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from magicdec.plugins.cpu.attention import PagedSequences, paged_attention
-from magicdec.plugins.cpu.library import best_isa, native
+from magicdec.plugins.cpu.library import best_isa, native, use_huge_pages
 
 HEADS, KV_HEADS, HEAD_SIZE, BLOCK_SIZE = 9, 3, 64, 16
 POOL_BYTES = 256 << 20  # of all layers together, at least
@@ -43,7 +43,9 @@ class Case:
         blocks = -(-self.context // BLOCK_SIZE)
         shape = (2, KV_HEADS, self.batch * blocks * BLOCK_SIZE, HEAD_SIZE)
         first = torch.randn(shape, dtype=torch.bfloat16)
-        self.layers = [first, *(first.clone() for _ in range(max(2, POOL_BYTES // first.nbytes) - 1))]
+        count = max(2, POOL_BYTES // first.nbytes)
+        pool = use_huge_pages(torch.empty(count, *shape, dtype=torch.bfloat16))  # as `KVCache` has its own
+        self.layers = list(pool.copy_(first).unbind())
         order = torch.randperm(self.batch * blocks) if self.fragmented else torch.arange(self.batch * blocks)
         self.blocks: list[list[int]] = order.view(self.batch, blocks).tolist()
 

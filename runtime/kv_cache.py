@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
+from magicdec.plugins.cpu.library import use_huge_pages
 from magicdec.plugins.fp8 import FP8, from_fp8, to_fp8
 from magicdec.plugins.hadamard import Hadamard
 
@@ -31,8 +32,7 @@ class KVCache:
         self.fp8_scales = fp8_scales
         self.turn = None if fp8_scales is None else Hadamard(head_size, dtype, device)
         self.dtype = dtype if fp8_scales is None else FP8
-        self.keys = torch.empty(shape, dtype=self.dtype, device=device)
-        self.values = torch.empty(shape, dtype=self.dtype, device=device)
+        self.keys, self.values = (use_huge_pages(torch.empty(shape, dtype=self.dtype, device=device)) for _ in range(2))
 
     @property
     def num_bytes(self) -> int:

@@ -46,6 +46,14 @@ def native() -> ctypes.CDLL | None:
     return library
 
 
+def use_huge_pages(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, which is not yet written to, in large pages where it is on a CPU that has them to give."""
+    library = native() if tensor.device.type == "cpu" else None
+    if library is not None:
+        library.magicdec_use_huge_pages(tensor.data_ptr(), tensor.nbytes)
+    return tensor
+
+
 def set_isa(library: ctypes.CDLL, isa: str) -> None:
     """Compute with this instruction set; EngineError if the CPU does not have it."""
     if isa not in ISAS or library.magicdec_set_isa(isa.encode()):
@@ -84,6 +92,8 @@ def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
     library.magicdec_set_isa.argtypes = [ctypes.c_char_p]
     library.magicdec_set_num_threads.argtypes = [ctypes.c_int]
     library.magicdec_set_num_threads.restype = None
+    library.magicdec_use_huge_pages.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    library.magicdec_use_huge_pages.restype = None
     library.magicdec_read_bytes.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     library.magicdec_read_bytes.restype = ctypes.c_uint64
     return library

@@ -1,6 +1,10 @@
 // The C interface of the library: which kernels run, on how many threads. plugins/cpu/library.py declares it.
 #include <cstring>
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 #include "kernels.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
@@ -56,6 +60,17 @@ EXPORT int magicdec_set_isa(const char *name) {
 EXPORT void magicdec_set_num_threads(int count) { set_num_threads(count); }
 
 EXPORT int magicdec_num_threads() { return num_threads(); }
+
+// Asks for large pages under memory that is not yet written to: walks through a pool then miss fewer translations. A
+// wish only; where the system has none to give, nothing changes.
+EXPORT void magicdec_use_huge_pages(uint8_t *data, size_t size) {
+#if defined(__linux__)
+    constexpr uintptr_t kPage = 2 << 20;
+    const uintptr_t start = (reinterpret_cast<uintptr_t>(data) + kPage - 1) / kPage * kPage;
+    const uintptr_t end = (reinterpret_cast<uintptr_t>(data) + size) / kPage * kPage;
+    if (start < end) madvise(reinterpret_cast<void *>(start), end - start, MADV_HUGEPAGE);
+#endif
+}
 
 // Reads `size` bytes once with all threads.
 EXPORT uint64_t magicdec_read_bytes(const uint8_t *data, size_t size) {
