@@ -31,7 +31,7 @@ def native() -> ctypes.CDLL | None:
         _log.warning("MAGICDEC_NATIVE=0: computing with PyTorch's kernels, which are several times slower")
         return None
     try:
-        library = _declared(ctypes.CDLL(str(_path())))
+        library = ctypes.CDLL(str(_path()))
     except OSError as error:
         _log.warning(
             "the native CPU library cannot be loaded (%s): computing with PyTorch's kernels, several times slower. "
@@ -40,6 +40,7 @@ def native() -> ctypes.CDLL | None:
         )
         return None
     _check_sources(library)
+    _declare(library)
     if isa := os.environ.get("MAGICDEC_ISA"):
         set_isa(library, isa)
     library.magicdec_set_num_threads(torch.get_num_threads())
@@ -78,17 +79,25 @@ def _check_sources(library: ctypes.CDLL) -> None:
     if not sources.is_dir():
         return
     files = sorted(sources.iterdir(), key=lambda path: path.name)
-    if hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest() != library.magicdec_sources().decode():
+    if hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest() != _sources_of(library):
         raise EngineError(
             f"the native CPU library was built from other sources than those in {sources}; build it again with "
             "make install, or pip install -e ."
         )
 
 
-def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
-    """The library with the types of its functions; each kernel's own module declares the rest."""
-    library.magicdec_isa.restype = ctypes.c_char_p
+def _sources_of(library: ctypes.CDLL) -> str | None:
+    """What the library was made from; None if it is so old that it does not say."""
+    if not hasattr(library, "magicdec_sources"):
+        return None
     library.magicdec_sources.restype = ctypes.c_char_p
+    digest: bytes = library.magicdec_sources()
+    return digest.decode()
+
+
+def _declare(library: ctypes.CDLL) -> None:
+    """Give the functions their types; each kernel's own module declares the rest."""
+    library.magicdec_isa.restype = ctypes.c_char_p
     library.magicdec_set_isa.argtypes = [ctypes.c_char_p]
     library.magicdec_set_num_threads.argtypes = [ctypes.c_int]
     library.magicdec_set_num_threads.restype = None
@@ -96,4 +105,3 @@ def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
     library.magicdec_use_huge_pages.restype = None
     library.magicdec_read_bytes.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     library.magicdec_read_bytes.restype = ctypes.c_uint64
-    return library

@@ -52,8 +52,15 @@ def test_its_absence_is_one_line_in_the_log(
     assert re.search(message, caplog.records[0].getMessage())
 
 
-def test_a_library_of_other_sources_is_refused() -> None:
-    old = SimpleNamespace(magicdec_sources=lambda: b"0" * 64)
+class Digest:
+    restype = None
+
+    def __call__(self) -> bytes:
+        return b"0" * 64
+
+
+@pytest.mark.parametrize("old", [SimpleNamespace(magicdec_sources=Digest()), SimpleNamespace()], ids=["other", "older"])
+def test_a_library_of_other_sources_is_refused(old: SimpleNamespace) -> None:
     with pytest.raises(EngineError, match=r"built from other sources .* make install"):
         library._check_sources(cast(ctypes.CDLL, old))
 
