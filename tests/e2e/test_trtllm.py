@@ -14,6 +14,7 @@ import torch
 from magicdec.builder.build import build_pair
 from magicdec.builder.config import load_config
 from magicdec.errors import EngineError, RequestError
+from magicdec.runtime import torch_runner
 from magicdec.runtime.draft import Draft
 from magicdec.runtime.llm import LLM
 from magicdec.runtime.manifest import PairConfig, load_pair
@@ -177,6 +178,13 @@ def build_in(precision: str, source: Path, output: Path) -> tuple[Path, Path]:
     return built, compile_pair(built, output / "compiled")
 
 
+@pytest.fixture
+def pytorch_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stand-in computes with PyTorch's kernels; the native ones round less often."""
+    monkeypatch.setattr(torch_runner, "native", lambda: None)
+
+
+@pytest.mark.usefixtures("pytorch_path")
 @pytest.mark.parametrize("precision", ["float16", "fp8 weights", "fp8 weights and caches"])
 def test_precisions(pairs: Pairs, precision: str, tmp_path: Path) -> None:
     """Sinks are rotated anew in the cache's own type, FP8 by its scale; acceptance would tell."""
@@ -186,6 +194,7 @@ def test_precisions(pairs: Pairs, precision: str, tmp_path: Path) -> None:
     assert accepted(outputs) > 50
 
 
+@pytest.mark.usefixtures("pytorch_path")
 @pytest.mark.parametrize("precision", ["bfloat16", "bfloat16, fp8 weights and caches"])
 def test_bfloat16_differs_only_where_rounding_decides(pairs: Pairs, precision: str, tmp_path: Path) -> None:
     """Its sums depend on the rows that share a product, so that close decisions may differ; how close is measured.
