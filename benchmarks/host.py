@@ -118,7 +118,7 @@ def build(vocab_size: int, drafter: str, batch: int, context: int, draft_len: in
 
 def measure(args: argparse.Namespace, vocab_size: int, sampling: str) -> dict[str, float]:
     """Milliseconds of each part of a step, medians."""
-    max_tokens = (args.steps + WARMUP + 1) * (args.draft_len + 1)
+    max_tokens = (args.steps + WARMUP + args.batch) * (args.draft_len + 1)  # so that none ends while others start
     engine = build(vocab_size, args.drafter, args.batch, args.context, args.draft_len, max_tokens)
     generator = torch.Generator().manual_seed(1)
     for index in range(args.batch):

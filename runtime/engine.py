@@ -108,7 +108,7 @@ class Engine:
         for index in range(params.n):
             leader = requests[0] if requests and self.blocks.prefix_caching else None
             requests.append(self._new_request(request_id, index, prompt_token_ids, params, seed, bad_words, leader))
-        group = self._groups[request_id] = RequestGroup(request_id, prompt, requests)
+        group = self._groups[request_id] = RequestGroup(request_id, prompt, list(prompt_token_ids), requests)
         for request in requests:
             self._group_of[request] = group
             self.scheduler.add(request)

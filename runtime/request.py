@@ -132,6 +132,7 @@ class RequestGroup:
 
     request_id: str
     prompt: str | None
+    prompt_token_ids: list[int]
     requests: list[Request]
 
     @property
@@ -141,11 +142,10 @@ class RequestGroup:
 
     def output(self) -> RequestOutput:
         """A snapshot for the caller; cumulative."""
-        first = self.requests[0]
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt,
-            prompt_token_ids=first.token_ids[: first.num_prompt_tokens],
+            prompt_token_ids=self.prompt_token_ids,
             outputs=[request.completion(index) for index, request in enumerate(self.requests)],
             finished=self.finished,
             metrics=self._metrics(),
@@ -155,6 +155,9 @@ class RequestGroup:
         requests, start = self.requests, self.requests[0].arrival_time
         firsts = [request.first_token_time for request in requests if request.first_token_time is not None]
         lasts = [request.last_token_time for request in requests if request.last_token_time is not None]
+        lengths = (
+            requests[0].draft_lengths if len(requests) == 1 else sum((r.draft_lengths for r in requests), Counter())
+        )
         return RequestMetrics(
             num_prompt_tokens=requests[0].num_prompt_tokens,
             num_cached_tokens=sum(request.num_cached_tokens for request in requests),
@@ -162,7 +165,7 @@ class RequestGroup:
             num_rounds=sum(request.num_rounds for request in requests),
             num_draft_tokens=sum(request.num_draft_tokens for request in requests),
             num_accepted_tokens=sum(request.num_accepted_tokens for request in requests),
-            draft_lengths=dict(sorted(sum((request.draft_lengths for request in requests), Counter()).items())),
+            draft_lengths=dict(sorted(lengths.items())),
             num_preemptions=sum(request.num_preemptions for request in requests),
             prefill_seconds=min(firsts) - start if firsts else 0.0,
             decode_seconds=max(lasts) - min(firsts) if firsts else 0.0,

@@ -36,11 +36,11 @@ def test_times_of_several_outputs_span_all_of_them() -> None:
     for index, request in enumerate(requests):
         request.arrival_time = 10.0
         request.first_token_time, request.last_token_time = 13.0 - index, 20.0 + index
-    metrics = RequestGroup("0", None, requests).output().metrics
+    metrics = RequestGroup("0", None, [], requests).output().metrics
     assert (metrics.prefill_seconds, metrics.decode_seconds) == (1.0, 11.0)
     for request in requests:
         request.first_token_time = request.last_token_time = None
-    metrics = RequestGroup("0", None, requests).output().metrics
+    metrics = RequestGroup("0", None, [], requests).output().metrics
     assert (metrics.prefill_seconds, metrics.decode_seconds) == (0.0, 0.0)
 
 
