@@ -86,7 +86,8 @@ def result_rows(
 
 
 def _weights(config: "PairConfig") -> str:
-    return f" with weights in {config.quantization.draft}" if config.quantization.draft else ""
+    kind = config.quantization_of("draft")
+    return "" if kind == "none" else f" with weights in {kind}"
 
 
 def machine() -> str:

@@ -16,11 +16,13 @@ from magicdec.builder.rounding import InputStatistics, round_to_fp8
 from magicdec.builder.watches import fp8_scale
 from magicdec.errors import ConfigError
 from magicdec.plugins import fp8 as fp8_numbers
+from magicdec.plugins.cpu.library import native
 from magicdec.plugins.fp8 import FP8, FP8_MAX, from_fp8, to_fp8
 from magicdec.plugins.hadamard import Hadamard
 from magicdec.plugins.linear import Fp8Linear
-from magicdec.runtime import kv_cache, torch_runner
+from magicdec.runtime import kv_cache, native_model, torch_runner
 from magicdec.runtime.manifest import load_engine
+from magicdec.runtime.native_model import NativeModel
 from magicdec.runtime.torch_model import TorchModel
 from tests.builder.engines import build_target, rejoin, tiny_config
 from tests.builder.logits import reference_logits, runner_logits
@@ -247,6 +249,38 @@ def test_planted_faults_are_seen(
 ) -> None:
     """They are planted in PyTorch's path, so that is what runs here."""
     monkeypatch.setattr(torch_runner, "native", lambda: None)
+    checkpoint = write_tiny_checkpoint(tmp_path / "hf")
+    target = build_fp8(checkpoint, tmp_path / "engine", BOTH)
+    reference = reference_logits(checkpoint, PROMPT)
+    assert error(reference, runner_logits(target, PROMPT)) < NEAR
+    fault(monkeypatch)
+    assert not error(reference, runner_logits(target, PROMPT)) < NEAR
+
+
+def leave_native_queries_unturned(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Unturned(Hadamard):
+        def __init__(self, head_size: int, dtype: torch.dtype) -> None:
+            super().__init__(head_size, dtype)
+            self.to_queries = torch.eye(head_size, dtype=dtype)
+
+    monkeypatch.setattr(native_model, "Hadamard", Unturned)
+
+
+def leave_native_inputs_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    add = NativeModel._add_layer
+    monkeypatch.setattr(
+        NativeModel,
+        "_add_layer",
+        lambda self, index, layer: add(self, index, dataclasses.replace(layer, input_offset=None, post_offset=None)),
+    )
+
+
+@pytest.mark.parametrize("fault", [leave_native_queries_unturned, leave_native_inputs_whole])
+def test_faults_planted_in_the_native_path_are_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    if native() is None:
+        pytest.skip("the native library was not built")
     checkpoint = write_tiny_checkpoint(tmp_path / "hf")
     target = build_fp8(checkpoint, tmp_path / "engine", BOTH)
     reference = reference_logits(checkpoint, PROMPT)

@@ -70,6 +70,7 @@ def test_the_table_says_what_the_runs_did(llm: LLM, capsys: pytest.CaptureFixtur
     assert rows["outputs identical"] == "yes, all 30 tokens in all 5 runs"
     assert rows["prompt tokens"] == "400"
     assert rows["draft KV bytes"].startswith("0 ")
+    assert rows["draft"].startswith("self; sees at most ")
     # 400 + 30 tokens in blocks of 16; 2 layers x keys and values x 2 heads x 8 numbers x 4 bytes a token
     assert int(rows["target KV bytes"].split(" ")[0].replace(",", "")) == 27 * 16 * 256
     accepted = runs.speculative[0].metrics.num_accepted_tokens
