@@ -234,7 +234,7 @@ class Engine:
         if request.logprobs is not None:
             rows = logits[first : first + len(verdict.token_ids)]
             logprobs = request.logits_processor.logprobs(rows, verdict.token_ids)
-        request.commit(verdict.token_ids, logprobs)
+        request.commit(verdict.token_ids, logprobs, len(draft.token_ids))
         request.num_computed_tokens = len(request.token_ids) - 1  # the last token is chosen, and not yet read
 
     def _report_to(

@@ -6,6 +6,9 @@ from typing import Literal
 from magicdec.runtime.logits import Logprob
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+# plain: of a step without drafts; accepted: a draft token that the target took; the token that ends a round is
+# recovered where it stands for a refused draft, and bonus where all drafts were accepted.
+TokenOrigin = Literal["plain", "accepted", "recovered", "bonus"]
 
 
 @dataclass(frozen=True)
@@ -15,6 +18,7 @@ class CompletionOutput:
     index: int
     text: str
     token_ids: list[int]
+    token_origins: list[TokenOrigin]  # one a token
     logprobs: list[dict[int, Logprob]] | None = None  # a row a token: the token itself first, then the k likeliest
     finish_reason: FinishReason | None = None  # None while it runs
     stop_reason: int | str | None = None  # the stop token id or stop string that ended it

@@ -8,7 +8,7 @@ from enum import Enum
 
 from magicdec.runtime.detokenizer import Detokenizer
 from magicdec.runtime.logits import LogitsProcessor, Logprob
-from magicdec.runtime.outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput
+from magicdec.runtime.outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput, TokenOrigin
 from magicdec.runtime.sampling_params import SamplingParams
 
 
@@ -35,6 +35,7 @@ class Request:
     stop_token_ids: frozenset[int]  # end-of-sequence ids (unless ignored) and the request's own stop ids
     leader: "Request | None" = None  # the sibling whose prompt blocks this one waits to share (n > 1)
     status: RequestStatus = RequestStatus.WAITING
+    token_origins: list[TokenOrigin] = field(default_factory=list)  # of the committed output
     num_computed_tokens: int = 0  # tokens whose key and value stand in the target's cache
     logprobs: list[dict[int, Logprob]] | None = None
     finish_reason: FinishReason | None = None
@@ -81,13 +82,18 @@ class Request:
         leader = self.leader
         return leader is not None and not leader.is_finished and leader.num_output_tokens == 0
 
-    def commit(self, token_ids: Sequence[int], logprobs: list[dict[int, Logprob]]) -> None:
-        """Append accepted tokens up to and including the one that ends the request; the rest never happened."""
+    def commit(self, token_ids: Sequence[int], logprobs: list[dict[int, Logprob]], num_draft_tokens: int) -> None:
+        """Append a step's tokens up to and including the one that ends the request; the rest never happened.
+
+        token_ids: accepted draft tokens, then one that was no draft. num_draft_tokens: of this step, refused ones too.
+        """
+        origins = _origins(len(token_ids) - 1, num_draft_tokens)
         now = time.perf_counter()
         self.first_token_time = self.first_token_time or now
         self.last_token_time = now
         for index, token_id in enumerate(token_ids):
             self.token_ids.append(token_id)
+            self.token_origins.append(origins[index])
             self.logits_processor.append([token_id])
             if self.logprobs is not None:
                 self.logprobs.append(logprobs[index])
@@ -106,6 +112,7 @@ class Request:
             index=index,
             text=self.detokenizer.text,
             token_ids=self.output_token_ids,
+            token_origins=list(self.token_origins),
             logprobs=None if self.logprobs is None else list(self.logprobs),
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
@@ -124,6 +131,14 @@ class Request:
         elif self.num_tokens_left == 0:
             self.finish("length")
         return self.is_finished
+
+
+def _origins(num_accepted: int, num_draft_tokens: int) -> list[TokenOrigin]:
+    """Of the tokens of one step."""
+    if num_draft_tokens == 0:
+        return ["plain"]
+    accepted: list[TokenOrigin] = ["accepted"] * num_accepted
+    return [*accepted, "bonus" if num_accepted == num_draft_tokens else "recovered"]
 
 
 @dataclass
