@@ -18,6 +18,7 @@ class Detokenizer:
         self._stop = stop
         self._decoded = ""  # everything decoded, cut at a stop string
         self._num_released = 0  # characters of it that are certain to stay
+        self.lengths: list[int] = []  # characters that each token added, also where a stop string cut them later
 
     @property
     def text(self) -> str:
@@ -29,11 +30,12 @@ class Detokenizer:
 
         A stop token adds no text. Of several stop strings completed by the token, the one that starts first wins.
         """
+        piece = "" if is_stop_token and may_stop else self._decode(token_id)
+        self.lengths.append(len(piece))
         if self._decode_step is None:
             return None
-        piece = None if is_stop_token and may_stop else self._decode(token_id)
         searched = len(self._decoded)
-        self._decoded += piece or ""
+        self._decoded += piece
         if not may_stop:  # what stands before min_tokens can no longer be part of a stop string
             self._num_released = len(self._decoded)
             return None
@@ -49,12 +51,12 @@ class Detokenizer:
         """Nothing more comes: release what was held back."""
         self._num_released = len(self._decoded)
 
-    def _decode(self, token_id: int) -> str | None:
+    def _decode(self, token_id: int) -> str:
         """The next piece of text, whatever the tokens are: a model may write bytes that are no character."""
-        assert self._decode_stream is not None
-        assert self._decode_step is not None
+        if self._decode_step is None or self._decode_stream is None:
+            return ""
         try:
-            return self._decode_step(token_id)
+            return self._decode_step(token_id) or ""
         except Exception:  # bare, from tokenizers: bytes that it held back changed the text before them
             self._decode_step = self._decode_stream()
             return REPLACEMENT + (self._decode_step(token_id) or "")

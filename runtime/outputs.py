@@ -19,6 +19,7 @@ class CompletionOutput:
     text: str
     token_ids: list[int]
     token_origins: list[TokenOrigin]  # one a token
+    token_lengths: list[int]  # characters that each added; past the end of `text` they are held back, or were cut
     logprobs: list[dict[int, Logprob]] | None = None  # a row a token: the token itself first, then the k likeliest
     finish_reason: FinishReason | None = None  # None while it runs
     stop_reason: int | str | None = None  # the stop token id or stop string that ended it

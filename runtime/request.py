@@ -113,6 +113,7 @@ class Request:
             text=self.detokenizer.text,
             token_ids=self.output_token_ids,
             token_origins=list(self.token_origins),
+            token_lengths=list(self.detokenizer.lengths),
             logprobs=None if self.logprobs is None else list(self.logprobs),
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,

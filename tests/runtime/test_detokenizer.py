@@ -54,6 +54,7 @@ def test_any_tokens_decode(tokenizer: HFTokenizer, token_ids: list[int]) -> None
     detokenizer = Detokenizer(tokenizer.decode_stream, [])
     texts, _, _ = _feed(detokenizer, token_ids)
     assert all(tokenizer.decode(token_ids).startswith(shown) for shown in texts)
+    assert [sum(detokenizer.lengths[: index + 1]) for index in range(len(texts))] == [len(shown) for shown in texts]
 
 
 def test_special_tokens_have_no_text(tokenizer: HFTokenizer) -> None:
@@ -89,6 +90,7 @@ def test_stop_string_across_tokens_is_cut() -> None:
     detokenizer = Detokenizer(_pieces("one ", "ST", "O", "P two"), ["STOP"])
     texts, stop, used = _feed(detokenizer, [0, 1, 2, 3])
     assert (texts, stop, used) == (["one ", "one ", "one ", "one "], "STOP", 4)
+    assert detokenizer.lengths == [4, 2, 1, 5]
     detokenizer.finish()
     assert detokenizer.text == "one "
 
@@ -98,6 +100,7 @@ def test_held_back_text_is_released_when_it_is_no_stop_string_or_at_the_end() ->
     detokenizer = Detokenizer(_pieces("a", "<", "|", "b"), ["<|end|>"])
     texts, stop, _ = _feed(detokenizer, [0, 1, 2, 3, 1])
     assert (texts, stop) == (["a", "a", "a", "a<|b", "a<|b"], None)
+    assert detokenizer.lengths == [1, 1, 1, 1, 1]
     detokenizer.finish()
     assert detokenizer.text == "a<|b<"
 
@@ -120,13 +123,14 @@ def test_stop_token_has_no_text_where_it_ends_the_output() -> None:
     detokenizer = Detokenizer(_pieces("a", "."), [])
     assert detokenizer.append(1, is_stop_token=True, may_stop=False) is None
     assert detokenizer.append(1, is_stop_token=True, may_stop=True) is None
-    assert detokenizer.text == "."
+    assert (detokenizer.text, detokenizer.lengths) == (".", [1, 0])
 
 
 def test_without_a_tokenizer_there_is_no_text() -> None:
     """Token ids alone."""
     detokenizer = Detokenizer(None, [])
     assert _feed(detokenizer, [1, 2]) == (["", ""], None, 2)
+    assert detokenizer.lengths == [0, 0]
 
 
 @given(

@@ -88,7 +88,7 @@ def _check_growth(before: RequestOutput | None, now: RequestOutput) -> None:
     for index, completion in enumerate(now.outputs):
         old: list[TokenOrigin] = before.outputs[index].token_origins if before else []
         assert completion.token_origins[: len(old)] == old
-        assert len(completion.token_origins) == len(completion.token_ids)
+        assert len(completion.token_origins) == len(completion.token_lengths) == len(completion.token_ids)
         new = completion.token_origins[len(old) :]
         assert set(new[:-1]) <= {"accepted"}
         assert new[-1:] != ["accepted"]
