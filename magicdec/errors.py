@@ -30,3 +30,15 @@ class EngineError(MagicDecError):
 
 class RequestError(MagicDecError, ValueError):
     """A request cannot be served: prompt, sampling parameters or sizes are out of bounds."""
+
+
+class QueueFullError(MagicDecError):
+    """Too many requests are open; the same request may be served later."""
+
+
+class NotReadyError(MagicDecError):
+    """No requests are taken any more: the server is shutting down, or its engine has failed."""
+
+
+class EngineFailedError(MagicDecError):
+    """The engine broke down while the request was open, through no fault of the request."""

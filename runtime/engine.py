@@ -93,15 +93,7 @@ class Engine:
         """Queue a request; RequestError, with nothing changed, if it cannot be served."""
         if request_id in self._groups:
             raise RequestError(f"request id {request_id!r} is in use; choose another or abort that request first")
-        check_request(
-            prompt_token_ids,
-            params,
-            vocab_size=self.runner.vocab_size,
-            max_seq_len=self.max_seq_len,
-            max_draft_len=self.max_draft_len,
-            max_kv_tokens=self.blocks.num_blocks * self.blocks.block_size,
-            has_tokenizer=self.tokenizer is not None,
-        )
+        self.check(prompt_token_ids, params)
         bad_words = self._encode_bad_words(params)
         seed = fresh_seed() if params.seed is None else params.seed
         requests: list[Request] = []
@@ -112,6 +104,18 @@ class Engine:
         for request in requests:
             self._group_of[request] = group
             self.scheduler.add(request)
+
+    def check(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
+        """RequestError if this engine can never serve such a request; any thread may ask, since only limits count."""
+        check_request(
+            prompt_token_ids,
+            params,
+            vocab_size=self.runner.vocab_size,
+            max_seq_len=self.max_seq_len,
+            max_draft_len=self.max_draft_len,
+            max_kv_tokens=self.blocks.num_blocks * self.blocks.block_size,
+            has_tokenizer=self.tokenizer is not None,
+        )
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request now and free all that it holds; None if there is no such request."""
