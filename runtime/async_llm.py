@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from magicdec.errors import EngineFailedError, NotReadyError, QueueFullError, RequestError
+from magicdec.runtime.engine_events import EngineEvents
 from magicdec.runtime.llm import LLM, Prompt
 from magicdec.runtime.outputs import RequestOutput
 from magicdec.runtime.request_stream import RequestStream
@@ -34,17 +35,18 @@ class _Submission:
 class AsyncLLM:
     """Owns an `LLM` and runs its engine in a thread of its own, which steps while there is work.
 
-    max_queue_size: how many requests may be open at once, those that run included.
+    max_queue_size: how many requests may be open at once, those that run included. metrics: told of what happens.
 
     Nobody else may call the LLM's engine meanwhile. An error that the engine cannot pin on one request ends every open
     one with EngineFailedError, and status becomes "failed".
     """
 
-    def __init__(self, llm: LLM, *, max_queue_size: int = 256) -> None:
+    def __init__(self, llm: LLM, *, max_queue_size: int = 256, metrics: EngineEvents | None = None) -> None:
         if max_queue_size < 1:
             raise RequestError(f"max_queue_size is {max_queue_size}; give 1 or more")
         self.llm = llm
         self.max_queue_size = max_queue_size
+        self._events = metrics or EngineEvents()
         self._ids = itertools.count()
         self._changed = threading.Condition()  # guards all that follows
         self._status: Status = "ready"
@@ -87,28 +89,17 @@ class AsyncLLM:
             RequestError: it can never be served; the text says why.
             QueueFullError, NotReadyError: not now.
         """
-        if timeout is not None and not timeout > 0:
-            raise RequestError(f"timeout is {timeout} s; give a time above 0, or None for no limit")
-        params = params or SamplingParams()
-        ids = self.llm.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        self.llm.engine.check(ids, params)
-        with self._changed:
-            self._check_open()
-            name = self._new_id() if request_id is None else request_id
-            if name in self._open:
-                raise RequestError(f"request id {name!r} is in use; choose another or abort that request first")
-            submission = _Submission(
-                stream=RequestStream(name, self._abort),
-                prompt=prompt if isinstance(prompt, str) else None,
-                prompt_token_ids=ids,
-                params=params,
-                timeout=timeout,
-                deadline=float("inf") if timeout is None else time.monotonic() + timeout,
-            )
-            self._open[name] = submission
-            self._new.append(submission)
-            self._changed.notify_all()
-        return submission.stream
+        try:
+            return self._submit(prompt, params or SamplingParams(), request_id, timeout)
+        except RequestError:
+            self._events.refused("bad_request")
+            raise
+        except QueueFullError:
+            self._events.refused("queue_full")
+            raise
+        except NotReadyError:
+            self._events.refused("not_ready")
+            raise
 
     def abort(self, request_id: str) -> bool:
         """End a request within a step, from any thread; False if there is none that is open."""
@@ -130,6 +121,32 @@ class AsyncLLM:
 
     def __exit__(self, *_: object) -> None:
         self.drain(0)
+
+    def _submit(
+        self, prompt: Prompt, params: SamplingParams, request_id: str | None, timeout: float | None
+    ) -> RequestStream:
+        if timeout is not None and not timeout > 0:
+            raise RequestError(f"timeout is {timeout} s; give a time above 0, or None for no limit")
+        ids = self.llm.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        self.llm.engine.check(ids, params)
+        with self._changed:
+            self._check_open()
+            name = self._new_id() if request_id is None else request_id
+            if name in self._open:
+                raise RequestError(f"request id {name!r} is in use; choose another or abort that request first")
+            submission = _Submission(
+                stream=RequestStream(name, self._abort),
+                prompt=prompt if isinstance(prompt, str) else None,
+                prompt_token_ids=ids,
+                params=params,
+                timeout=timeout,
+                deadline=float("inf") if timeout is None else time.monotonic() + timeout,
+            )
+            self._open[name] = submission
+            self._new.append(submission)
+            self._events.submitted(name)
+            self._changed.notify_all()
+        return submission.stream
 
     def _abort(self, stream: RequestStream) -> bool:
         """By the stream itself: another request may have its id by now."""
@@ -159,11 +176,17 @@ class AsyncLLM:
             while self._wait_for_work():
                 self._admit()
                 self._end_overdue()
-                for output in self.llm.engine.step():
-                    self._deliver(output)
+                self._step()
         except BaseException as error:  # whatever it is, nobody may wait for an answer that never comes
             logger.exception("the engine has failed")
             self._fail(f"{type(error).__name__}: {error}")
+
+    def _step(self) -> None:
+        start = time.perf_counter()
+        outputs = self.llm.engine.step()
+        self._events.stepped(outputs, time.perf_counter() - start)  # before a reader can ask for the numbers
+        for output in outputs:
+            self._deliver(output)
 
     def _wait_for_work(self) -> bool:
         """Sleep while there is nothing to do; False when all is done."""
@@ -188,6 +211,7 @@ class AsyncLLM:
         try:
             self.llm.engine.add_request(each.stream.request_id, each.prompt_token_ids, each.params, each.prompt)
         except RequestError as error:
+            self._events.failed(each.stream.request_id)
             self._close(each)
             each.stream.fail(error)
 
@@ -209,7 +233,9 @@ class AsyncLLM:
         if output is None:
             return  # submitted, and not yet handed to the engine
         outputs = [replace(each, error=error) if each.finish_reason == "abort" else each for each in output.outputs]
-        self._deliver(replace(output, outputs=outputs))
+        output = replace(output, outputs=outputs)
+        self._events.finished(output)
+        self._deliver(output)
 
     def _deliver(self, output: RequestOutput) -> None:
         submission = self._open[output.request_id]
@@ -227,3 +253,5 @@ class AsyncLLM:
             failed, self._open = self._open, {}
         for each in failed.values():
             each.stream.fail(EngineFailedError(f"the engine has failed: {text}"))
+        for name in failed:
+            self._events.failed(name)

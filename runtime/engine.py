@@ -234,6 +234,7 @@ class Engine:
             request.num_rounds += 1
             request.num_draft_tokens += len(draft.token_ids)
             request.num_accepted_tokens += verdict.num_accepted
+            request.accepted_lengths[verdict.num_accepted] += 1
         logprobs: list[dict[int, Logprob]] = []
         if request.logprobs is not None:
             rows = logits[first : first + len(verdict.token_ids)]

@@ -44,7 +44,9 @@ class RequestMetrics:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     draft_lengths: dict[int, int] = field(default_factory=dict)  # decoding steps by their number of draft tokens
+    accepted_lengths: dict[int, int] = field(default_factory=dict)  # rounds by their number of accepted tokens
     num_preemptions: int = 0
+    queue_seconds: float = 0.0  # arrival to a place in the batch
     prefill_seconds: float = 0.0  # arrival to first token
     decode_seconds: float = 0.0  # first token to last token
 

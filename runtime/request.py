@@ -46,8 +46,10 @@ class Request:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     draft_lengths: Counter[int] = field(default_factory=Counter)  # decoding steps by the number of draft tokens
+    accepted_lengths: Counter[int] = field(default_factory=Counter)  # rounds by the number of accepted tokens
     num_preemptions: int = 0
     arrival_time: float = field(default_factory=time.perf_counter)
+    admission_time: float | None = None  # to the batch, for the first time
     first_token_time: float | None = None
     last_token_time: float | None = None
 
@@ -171,9 +173,7 @@ class RequestGroup:
         requests, start = self.requests, self.requests[0].arrival_time
         firsts = [request.first_token_time for request in requests if request.first_token_time is not None]
         lasts = [request.last_token_time for request in requests if request.last_token_time is not None]
-        lengths = (
-            requests[0].draft_lengths if len(requests) == 1 else sum((r.draft_lengths for r in requests), Counter())
-        )
+        admissions = [request.admission_time for request in requests if request.admission_time is not None]
         return RequestMetrics(
             num_prompt_tokens=requests[0].num_prompt_tokens,
             num_cached_tokens=sum(request.num_cached_tokens for request in requests),
@@ -181,8 +181,16 @@ class RequestGroup:
             num_rounds=sum(request.num_rounds for request in requests),
             num_draft_tokens=sum(request.num_draft_tokens for request in requests),
             num_accepted_tokens=sum(request.num_accepted_tokens for request in requests),
-            draft_lengths=dict(sorted(lengths.items())),
+            draft_lengths=_sum([request.draft_lengths for request in requests]),
+            accepted_lengths=_sum([request.accepted_lengths for request in requests]),
             num_preemptions=sum(request.num_preemptions for request in requests),
+            queue_seconds=min(admissions) - start if admissions else 0.0,
             prefill_seconds=min(firsts) - start if firsts else 0.0,
             decode_seconds=max(lasts) - min(firsts) if firsts else 0.0,
         )
+
+
+def _sum(counters: Sequence[Counter[int]]) -> dict[int, int]:
+    """By key, in order."""
+    total = counters[0] if len(counters) == 1 else sum(counters, Counter())
+    return dict(sorted(total.items()))

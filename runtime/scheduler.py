@@ -1,5 +1,6 @@
 """Who runs in the next step, with how many prompt tokens and how many draft tokens each."""
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -154,4 +155,5 @@ class Scheduler:
             request.num_computed_tokens = reused
             request.num_cached_tokens += 0 if request.num_preemptions else reused  # its own blocks are no find
             request.status = RequestStatus.RUNNING
+            request.admission_time = request.admission_time or time.perf_counter()
             self.running.append(request)
