@@ -5,14 +5,14 @@ from typing import Annotated
 import typer
 
 from magicdec import __version__
-from magicdec.commands import bench, build, demo, generate, gpu_check, inspect
+from magicdec.commands import bench, build, demo, generate, gpu_check, inspect, serve
 from magicdec.threads import wait_politely
 
 app = typer.Typer(
     name="magicdec",
     help="Speculative decoding for long contexts: a draft with a bounded KV cache, and the exact output of plain "
     "decoding.\n\nStart with [bold]magicdec demo[/]; your own models: [bold]build[/], [bold]inspect[/], "
-    "[bold]generate[/], [bold]bench[/].",
+    "[bold]generate[/], [bold]serve[/], [bold]bench[/].",
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -21,6 +21,7 @@ app = typer.Typer(
 app.command("build", epilog=build.EPILOG)(build.build)
 app.command("generate", epilog=generate.EPILOG)(generate.generate)
 app.command("inspect", epilog=inspect.EPILOG)(inspect.inspect)
+app.command("serve", epilog=serve.EPILOG)(serve.serve)
 app.command("demo", epilog=demo.EPILOG)(demo.demo)
 app.add_typer(bench.app, name="bench")
 app.command("gpu-check", epilog=gpu_check.EPILOG)(gpu_check.gpu_check)

@@ -1,10 +1,12 @@
 """The engine directory's tokenizer: encode, decode as a stream, and the chat template."""
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
 from magicdec.errors import EngineError, RequestError
+from magicdec.runtime.token_bytes import token_bytes
 
 
 class Tokenizer(Protocol):
@@ -45,6 +47,11 @@ class HFTokenizer:
         """Text of token ids, special tokens left out."""
         return str(self._raw.decode(list(token_ids), skip_special_tokens=True))
 
+    @cached_property
+    def token_bytes(self) -> Callable[[int], bytes]:
+        """The bytes that one token stands for."""
+        return token_bytes(self._raw)
+
     def decode_stream(self) -> Callable[[int], str | None]:
         """Text by whole characters; special tokens are left out."""
         from tokenizers.decoders import DecodeStream
@@ -54,9 +61,14 @@ class HFTokenizer:
 
     def chat_prompt(self, messages: Sequence[dict[str, str]]) -> str:
         """The text of a conversation, ready for the answer."""
+        from jinja2 import TemplateError
+
         if not self._tokenizer.chat_template:
             raise RequestError("this model's tokenizer has no chat template; give the prompt as plain text")
-        return str(self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True))
+        try:
+            return str(self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True))
+        except TemplateError as error:  # e.g. roles that do not alternate
+            raise RequestError(f"this model's chat template refuses the conversation: {error}; change it") from error
 
     def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """Token ids of a conversation; the template writes the special tokens itself."""

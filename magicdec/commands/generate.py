@@ -140,7 +140,7 @@ def generate(
     The text goes to stdout. Progress, and a closing line with the speed and
     the acceptance length, go to stderr.
     """
-    _leave_if_not_first()
+    leave_if_not_first()
     text = _prompt_text(prompt, prompt_file)
     params = _sampling_params(
         temperature=temperature,
@@ -165,7 +165,7 @@ def generate(
     _check_together(params, chat=chat, system=system, as_json=as_json, stream=stream)
     from magicdec.runtime.llm import LLM
 
-    length = _draft_length(num_draft_tokens)
+    length = draft_length(num_draft_tokens)
     llm = LLM(engine, num_draft_tokens=length, drafter=drafter, window_size=window_size, dtype=dtype, device=device)
     token_ids = _token_ids(llm, text, chat=chat, system=system)
     if stream is None:
@@ -179,7 +179,7 @@ def generate(
     err().print(summary(output.metrics), style="dim", soft_wrap=True)
 
 
-def _leave_if_not_first() -> None:
+def leave_if_not_first() -> None:
     """Of the processes that mpiexec started, rank 0 reads the prompt and prints; the others serve it and end here."""
     from magicdec.runtime.mpi import num_launched
 
@@ -251,7 +251,8 @@ def _sampling_params(**options: Any) -> "SamplingParams":
     return SamplingParams(**{name: value for name, value in options.items() if value is not None})
 
 
-def _draft_length(text: str | None) -> int | Literal["auto"] | None:
+def draft_length(text: str | None) -> int | Literal["auto"] | None:
+    """The value of --num-draft-tokens."""
     if text is None:
         return None
     if text == "auto":

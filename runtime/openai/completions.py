@@ -1,0 +1,51 @@
+"""/v1/completions."""
+
+from collections.abc import Sequence
+
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse
+from starlette.requests import Request
+from starlette.responses import Response
+
+from magicdec.runtime.openai.answers import Answer
+from magicdec.runtime.openai.body import read_json
+from magicdec.runtime.openai.disconnect import on_disconnect
+from magicdec.runtime.openai.errors import ApiError
+from magicdec.runtime.openai.event_stream import EventStream
+from magicdec.runtime.openai.formats import CompletionFormat
+from magicdec.runtime.openai.prompts import Prompt, completion_prompts
+from magicdec.runtime.openai.protocol import CompletionRequest, check_num_choices, parse
+from magicdec.runtime.openai.service import Service
+from magicdec.runtime.sampling_params import SamplingParams
+
+
+def completions_router(service: Service) -> APIRouter:
+    """The endpoint, on this engine."""
+    router = APIRouter()
+
+    @router.post("/v1/completions")
+    async def completions(http: Request) -> Response:
+        request = parse(CompletionRequest, await read_json(http, service.limits.max_body_bytes))
+        service.check_model(request.model)
+        if request.echo and request.logprobs is not None:
+            raise ApiError(
+                400, "echo does not go with logprobs: only those of output tokens are supported", param="echo"
+            )
+        params = request.sampling_params(logprobs=request.logprobs)
+
+        def checked(prompts: Sequence[Prompt]) -> SamplingParams:
+            check_num_choices(len(prompts), params.n)
+            return params
+
+        generation = await service.generate(
+            "cmpl", lambda: completion_prompts(request.prompt, service.tokenizer), checked
+        )
+        shape, log = CompletionFormat(service.token_text), http.state.log
+        log["user"] = request.user
+        answer = Answer(generation, request, shape, model=service.model, log=log, echo=request.echo)
+        if request.stream:
+            return EventStream(answer.chunks(), generation.leave)
+        async with on_disconnect(http.receive, generation.leave):
+            return JSONResponse(await answer.whole())
+
+    return router

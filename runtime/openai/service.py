@@ -1,0 +1,69 @@
+"""What all endpoints share: the engine, its name, and the limits."""
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry
+from starlette.concurrency import run_in_threadpool
+
+from magicdec.runtime.async_llm import AsyncLLM
+from magicdec.runtime.openai.errors import ApiError
+from magicdec.runtime.openai.generation import Generation
+from magicdec.runtime.openai.prompts import Prompt, check_lengths
+from magicdec.runtime.openai.token_text import TokenText
+from magicdec.runtime.sampling_params import SamplingParams
+
+DEFAULT_BODY_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one HTTP request may take. request_timeout: seconds; None for no limit, as with max_prompt_tokens."""
+
+    max_body_bytes: int = DEFAULT_BODY_BYTES
+    max_prompt_tokens: int | None = None
+    request_timeout: float | None = None
+
+
+class Service:
+    """The engine as it is served. model: the name that requests give; created: seconds since 1970."""
+
+    def __init__(self, llm: AsyncLLM, model: str, registry: CollectorRegistry, limits: Limits, *, created: int) -> None:
+        self.llm, self.model, self.registry, self.limits, self.created = llm, model, registry, limits, created
+        self.tokenizer = llm.llm.tokenizer
+        self.token_text = TokenText(self.tokenizer)
+        engine = llm.llm.engine
+        self.max_seq_len = min(engine.max_seq_len, engine.blocks.num_blocks * engine.blocks.block_size)
+
+    def check_model(self, name: str | None) -> None:
+        """ApiError 404 for any other model; none means this one."""
+        if name not in (None, self.model):
+            raise ApiError(
+                404,
+                f"the model {name!r} is not served here; ask for {self.model!r}",
+                param="model",
+                code="model_not_found",
+            )
+
+    async def generate(
+        self,
+        kind: str,
+        prompts: Callable[[], Sequence[Prompt]],
+        params: Callable[[Sequence[Prompt]], SamplingParams],
+    ) -> Generation:
+        """Tokenize, check and submit, off the event loop. kind: begins the request's id."""
+
+        def start() -> Generation:
+            ready = prompts()
+            if self.limits.max_prompt_tokens is not None:
+                check_lengths(ready, self.limits.max_prompt_tokens)
+            return Generation(
+                self.llm,
+                ready,
+                params(ready),
+                request_id=f"{kind}-{secrets.token_hex(16)}",
+                timeout=self.limits.request_timeout,
+            )
+
+        return await run_in_threadpool(start)
