@@ -46,12 +46,14 @@ def info_router(service: Service) -> APIRouter:
 
 
 def _model(service: Service) -> dict[str, Any]:
+    draft = service.llm.llm.config.draft
     return {
         "id": service.model,
         "object": "model",
         "created": service.created,
         "owned_by": "magicdec",
         "max_model_len": service.max_seq_len,
+        "magicdec": {"num_draft_tokens": draft.num_draft_tokens, "max_draft_len": draft.max_draft_len},
     }
 
 
