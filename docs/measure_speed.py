@@ -63,7 +63,8 @@ def run(command: list[str]) -> None:
 def bench_part(result: BenchResult, images: Path) -> str:
     """Plots, drawn into `images`, and the table. Plots of an earlier result are removed."""
     for old in images.glob("*.png"):
-        old.unlink()
+        if old.stem.startswith(tuple(CAPTIONS)):
+            old.unlink()
     pictures = []
     for path in draw_plots(result, images):
         name = max((name for name in CAPTIONS if path.stem.startswith(name)), key=len)

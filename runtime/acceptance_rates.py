@@ -7,7 +7,8 @@ from numpy.typing import NDArray
 
 from magicdec.runtime.request import Request
 
-PRIOR_RATE = 0.75
+PRIOR_RATE = 0.75  # of a draft by a model
+LOOKUP_RATE = 0.3  # of one that was looked up
 OWN_MEMORY = 32  # trials of one position after which an old one has faded to 1 / e
 SHARED_MEMORY = 128
 SHARED_WEIGHT = 12.0  # of the shared rate, in trials of the request's own
@@ -20,7 +21,8 @@ _Counts = tuple[list[float], list[float]]  # by position: trials, and how many o
 class AcceptanceRates:
     """Of one drafter. The rate of position j is that of draft token j + 1 given that those before it were accepted."""
 
-    def __init__(self, max_draft_len: int) -> None:
+    def __init__(self, max_draft_len: int, prior: float = PRIOR_RATE) -> None:
+        self.prior = prior
         self._new = [0.0] * max_draft_len
         self._shared: _Counts = (self._new.copy(), self._new.copy())
         self._own: dict[Request, _Counts] = {}
@@ -43,7 +45,7 @@ class AcceptanceRates:
         nothing = (self._new, self._new)
         own = np.array([self._own.get(request, nothing) for request in requests])  # [B, 2, max_draft_len]
         expected = np.zeros((len(requests), len(self._new) + 1))
-        before, reached, shared = np.full(len(requests), PRIOR_RATE), np.ones(len(requests)), PRIOR_RATE
+        before, reached, shared = np.full(len(requests), self.prior), np.ones(len(requests)), self.prior
         for j, (trials, accepted) in enumerate(zip(*self._shared, strict=True)):
             shared = (accepted + PRIOR_WEIGHT * shared) / (trials + PRIOR_WEIGHT)
             prior = before if j else shared  # a request's positions are alike, until others say how they differ

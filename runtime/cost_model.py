@@ -7,6 +7,7 @@ prior says what is usual, relative to the target's fixed cost; it stays in force
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +23,19 @@ FORGET = 0.8  # what a length's observations still count after each of another l
 PRIOR_WEIGHT = 0.02  # of the prior for each cost, in observations
 OUTLIER = 3.0  # relative errors beyond so many usual ones count less
 LEAST_ERROR = 0.02  # usual relative error of a quiet machine
+ROW_OF_ENTRY = 0.05  # an entry's cost for each draft row that looks at it, relative to reading it
 PRIOR_ROWS = 64  # a pass over so many rows takes twice its fixed cost
-PRIOR_ENTRIES = 50_000  # reading so many KV entries takes as long as reading the weights
-PRIOR_PASS = 0.25  # a draft pass relative to the target's
+
+
+class CostPrior(NamedTuple):
+    """What passes read, which before any has been measured says best what they take; in reads of the target's weights.
+
+    A drafter without a model has no pass: None.
+    """
+
+    kv_entry: float = 1 / 50_000  # one token's keys and values in the target's cache
+    drafts: tuple[float | None, ...] = (0.25,)  # for each drafter, the weights of a pass
+    window: float = 0.0  # the keys and values that a draft pass reads of one sequence
 
 
 class LinearCost:
@@ -115,9 +126,9 @@ class TargetCost(LinearCost):
     sum of k_i * c_i; and for each j the number of sequences with at least j drafts, since rows do not cost alike.
     """
 
-    def __init__(self, max_draft_len: int) -> None:
-        row, entry = 1 / PRIOR_ROWS, 1 / PRIOR_ENTRIES
-        super().__init__([1.0, row, entry, 0.2 * entry, *([row] * max_draft_len)], max_draft_len + 1)
+    def __init__(self, max_draft_len: int, entry: float) -> None:
+        row = 1 / PRIOR_ROWS
+        super().__init__([1.0, row, entry, ROW_OF_ENTRY * entry, *([row] * max_draft_len)], max_draft_len + 1)
         self.max_draft_len = max_draft_len
 
     def features(self, lengths: Sequence[int], contexts: Sequence[int]) -> Vector:
@@ -142,12 +153,12 @@ class TargetCost(LinearCost):
 class DraftCost(LinearCost):
     """One drafter's share of a step. Features: whether it runs; its passes; its rows over all passes.
 
-    A drafter without a model (num_passes 0) looks up; its prior is next to nothing.
+    weights, window: of its prior. A drafter without a model (weights None) looks up; its prior is next to nothing.
     """
 
-    def __init__(self, max_draft_len: int, *, has_model: bool) -> None:
-        cost = PRIOR_PASS if has_model else 1e-3
-        super().__init__([0.1 * cost, cost, cost / PRIOR_ROWS], max_draft_len + 1)
+    def __init__(self, max_draft_len: int, weights: float | None, window: float) -> None:
+        cost = 1e-3 if weights is None else weights
+        super().__init__([0.1 * cost, cost, cost / PRIOR_ROWS + (window if weights else 0.0)], max_draft_len + 1)
 
     def features(self, lengths: Sequence[int]) -> Vector:
         """Of drafts of these lengths, all above 0."""

@@ -14,17 +14,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from magicdec.runtime.acceptance_rates import AcceptanceRates
-from magicdec.runtime.cost_model import LEAST_SECONDS, DraftCost, TargetCost, Vector
+from magicdec.runtime.acceptance_rates import LOOKUP_RATE, PRIOR_RATE, AcceptanceRates
+from magicdec.runtime.cost_model import LEAST_SECONDS, CostPrior, DraftCost, TargetCost, Vector
 from magicdec.runtime.request import Request
 from magicdec.runtime.scheduler import DraftChoice
 
 PLAN_EVERY = 4  # steps
-LONGEST_PAUSE = 8  # steps between plans while nothing changes
-SWITCH_GAIN = 0.01  # a new plan must promise so much more than the one in force
-PROBE_SHARE = 0.006  # of all time may be lost by trying what seems worse
+LONGEST_PAUSE = 16  # steps between plans while nothing changes
+MEASURE_EVERY = 4  # steps, while nothing changes: a measurement costs time as well
+SWITCH_GAIN = 0.005  # a new plan must promise so much more than the one in force
+PROBE_SHARE = 0.003  # of all time may be lost by trying what seems worse
 MAX_CREDIT = 4.0  # steps' worth of time that may be saved up for probes
-FIRST_CREDIT = 1.0  # the same at the start
+FIRST_CREDIT = 0.5  # the same at the start
 REST = 8  # steps before something is tried again
 ROUNDS = 5  # of the search for the best rate; it converges in two or three
 
@@ -42,16 +43,16 @@ class Round:
 class DraftController:
     """A `DraftPolicy` for requests that do not fix their draft length themselves.
 
-    has_model: for each drafter, in order of preference, whether it runs a model (or looks drafts up).
+    prior: what costs are taken to be until they are measured; its drafters stand in order of preference.
     """
 
-    def __init__(self, max_draft_len: int, has_model: Sequence[bool]) -> None:
+    def __init__(self, max_draft_len: int, prior: CostPrior = CostPrior()) -> None:  # noqa: B008  immutable
         self.max_draft_len = max_draft_len
-        self.has_model = tuple(has_model)
-        self.target = TargetCost(max_draft_len)
-        self.drafters = [DraftCost(max_draft_len, has_model=model) for model in has_model]
-        self.rates = [AcceptanceRates(max_draft_len) for _ in has_model]
-        self._offered = [1.0] * len(has_model)  # tokens that a drafter gives for each one that it is asked for
+        self.has_model = tuple(weights is not None for weights in prior.drafts)
+        self.target = TargetCost(max_draft_len, prior.kv_entry)
+        self.drafters = [DraftCost(max_draft_len, weights, prior.window) for weights in prior.drafts]
+        self.rates = [AcceptanceRates(max_draft_len, PRIOR_RATE if model else LOOKUP_RATE) for model in self.has_model]
+        self._offered = [1.0] * len(prior.drafts)  # tokens that a drafter gives for each one that it is asked for
         self._plan: dict[Request, DraftChoice] = {}
         self._rate = 0.0  # tokens a second that it promises
         self._probe: DraftChoice | None = None  # instead of the plan, for one step
@@ -62,6 +63,7 @@ class DraftController:
         self._credit: float | None = None  # seconds; None until a step has been measured
         self._drafting = 0.0  # seconds of this step
         self._expected = 0.0  # seconds of a step like the next one
+        self._measures = True  # whether this step's times are taken in
 
     def choose(self, decoding: Sequence[Request]) -> list[DraftChoice]:
         """For each request of the next step."""
@@ -76,13 +78,16 @@ class DraftController:
             self._next_plan = self._step + self._pause
             chosen = self._plan.values() if self._probe is None else [self._probe] * len(free)
             self._expected = view.outcome(list(chosen))[1]
+        settled = self._probe is None and self._pause == LONGEST_PAUSE
+        self._measures = not settled or self._step % MEASURE_EVERY == 0
         return [self._own(request) or self._probe or self._plan[request] for request in decoding]
 
     def drafted(self, drafter: int, lengths: Sequence[int], seconds: float) -> None:
         """One drafter has made drafts of these lengths, each above 0."""
         self._drafting += seconds
-        cost = self.drafters[drafter]
-        cost.observe(cost.features(lengths), seconds, _typical(lengths))
+        if self._measures:
+            cost = self.drafters[drafter]
+            cost.observe(cost.features(lengths), seconds, _typical(lengths))
 
     def stepped(self, rounds: Sequence[Round], seconds: float, *, with_prompts: bool) -> None:
         """A step is over. seconds: all of it, drafting included. with_prompts: it read (parts of) prompts as well."""
@@ -94,12 +99,8 @@ class DraftController:
             if self._probe is not None and self._credit is not None:
                 self._credit -= self._probe_loss
             return
-        lengths = [each.num_proposed for each in rounds]
-        contexts = [each.request.num_computed_tokens for each in rounds]
-        self.target.observe(self.target.features(lengths, contexts), target_seconds, _typical(lengths))
-        for cost in self.drafters:
-            if cost.scale is None and self.target.scale is not None:
-                cost.set_scale(self.target.scale)
+        if self._measures:
+            self._measure(rounds, target_seconds)
         self._account(seconds, sum(1 + each.num_accepted for each in rounds))
 
     def release(self, request: Request) -> None:
@@ -107,6 +108,14 @@ class DraftController:
         self._plan.pop(request, None)
         for rates in self.rates:
             rates.forget(request)
+
+    def _measure(self, rounds: Sequence[Round], target_seconds: float) -> None:
+        lengths = [each.num_proposed for each in rounds]
+        contexts = [each.request.num_computed_tokens for each in rounds]
+        self.target.observe(self.target.features(lengths, contexts), target_seconds, _typical(lengths))
+        for cost in self.drafters:
+            if cost.scale is None and self.target.scale is not None:
+                cost.set_scale(self.target.scale)
 
     def _own(self, request: Request) -> DraftChoice | None:
         own = request.params.num_draft_tokens

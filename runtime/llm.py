@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from magicdec.errors import EngineError, RequestError
 from magicdec.runtime.block_manager import BlockManager
+from magicdec.runtime.cost_model import CostPrior
 from magicdec.runtime.device_acceptance import kernel_acceptance
 from magicdec.runtime.draft_cache import CyclicDraftCache, TargetWindow
 from magicdec.runtime.draft_controller import DraftController
@@ -89,6 +90,7 @@ class LLM:
         self.runner = self._open(RunnerSpec(directory / "target", num_blocks, config.block_size, compute, device))
         blocks = BlockManager(num_blocks, config.block_size, prefix_caching=True)
         self.draft_runner: OpenRunner | None = None
+        self._target_weight_bytes = weight_bytes(directory / "target")
         self._draft_weight_bytes = weight_bytes(directory / "draft")
         self._blocks, self._own = blocks, self._proposer(directory, blocks, compute, device)
         policy, proposer, controller = self._drafting()
@@ -170,8 +172,7 @@ class LLM:
     def auto_drafting(self, *, every: bool) -> tuple[Drafters, DraftController]:
         """A new controller of draft lengths, and what it chooses from: the pair's own drafter, or every one it has."""
         proposers = self._all_proposers() if every else [self._own]
-        has_model = [not isinstance(proposer, NGramProposer) for proposer in proposers]
-        controller = DraftController(self.config.draft.max_draft_len, has_model)
+        controller = DraftController(self.config.draft.max_draft_len, self._cost_prior(proposers))
         return Drafters(proposers, controller.drafted, time.perf_counter), controller
 
     def _open(self, spec: RunnerSpec) -> OpenRunner:
@@ -190,6 +191,19 @@ class LLM:
             return length if asked is None else asked
 
         return FixedDrafts(fixed), self._own, None
+
+    def _cost_prior(self, proposers: Sequence[Proposer]) -> CostPrior:
+        """What passes read, by the sizes of weights and caches."""
+        memory, weights = self.memory(), self._target_weight_bytes
+        per_token = memory["target_kv_bytes_per_token"]
+        window = memory["draft_kv_bytes_per_request"] or self.config.draft_budget * per_token
+
+        def draft(proposer: Proposer) -> float | None:
+            if not isinstance(proposer, ModelProposer):
+                return None
+            return 1.0 if proposer.runner is self.runner else self._draft_weight_bytes / weights
+
+        return CostPrior(per_token / weights, tuple(map(draft, proposers)), window / weights)
 
     def _all_proposers(self) -> list[Proposer]:
         """The pair's own drafter, and what any pair can draft with besides."""

@@ -99,6 +99,7 @@ class Session:
         self.prefill: list[Prefill] = []
         self.cells: list[Cell] = []
         self.skipped: list[Skipped] = []
+        self._auto: BatchRunner | None = None  # one for all points, as one controller serves an engine for its life
 
     def run(self) -> None:
         """Measure point by point until the grid or the time is at its end; what is left out is noted."""
@@ -156,7 +157,7 @@ class Session:
         for way, runner in runners.items():
             self.on_progress(f"{describe(point)}: warming up")
             params = self._params(point, way, 0)
-            # A controller learns what steps cost and drafts bring, as it has in any engine that has run for a second.
+            # A controller learns what steps cost here, as it has in any engine that has run for a second.
             tokens = self.plan.output_tokens if way.drafter == "auto" else WARM_UP_TOKENS
             runner.run(prompts[: point.batch], params, min(tokens, self.plan.output_tokens))
         measured = {way: _Measured() for way in runners}
@@ -178,8 +179,10 @@ class Session:
 
     def _runner(self, way: Way) -> BatchRunner:
         if way.drafter == "auto":
-            drafters, controller = self.llm.auto_drafting(every=True)
-            return BatchRunner(self.llm.engine, drafters, self.clock, controller)
+            if self._auto is None:
+                drafters, controller = self.llm.auto_drafting(every=True)
+                self._auto = BatchRunner(self.llm.engine, drafters, self.clock, controller)
+            return self._auto
         return BatchRunner(self.llm.engine, make_proposer(self.llm, way), self.clock)
 
     def _params(self, point: Point, way: Way, repeat: int) -> list[SamplingParams]:

@@ -57,17 +57,21 @@ def projected_speedup(summary: Summary, plain: Summary, acceptance: float) -> fl
 
 
 def auto_shares(cells: Sequence[Cell]) -> list[tuple[Cell, float]]:
-    """Each `auto` cell, and its tokens a second over those of the fastest way that it could have chosen.
+    """Each `auto` cell, and its speedup over that of the fastest way that it could have chosen.
 
-    That is plain decoding or a fixed draft length at auto's own window, as measured, also where the cache was filled.
+    That is plain decoding (1) or a fixed draft length at auto's own window, as measured, also where the cache was
+    filled. Speedups, since each is a ratio to the plain run beside it, which leaves most of a noisy machine out.
     """
     shares = []
     for auto in cells:
         if auto.drafter == "auto":
-            others = [cell for cell in cells if _is_choice(auto, cell)]
-            best = max(cell.summary.tokens_per_second.median for cell in others)
-            shares.append((auto, auto.summary.tokens_per_second.median / best))
+            others = [_speedup(cell) for cell in cells if _is_choice(auto, cell)]
+            shares.append((auto, _speedup(auto) / max(others)))
     return shares
+
+
+def _speedup(cell: Cell) -> float:
+    return 1.0 if cell.summary.speedup is None else cell.summary.speedup.median
 
 
 def _is_choice(auto: Cell, cell: Cell) -> bool:

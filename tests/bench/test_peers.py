@@ -92,14 +92,16 @@ def test_the_page_is_filled_between_its_marks(tmp_path: Path) -> None:
     page, marks = tmp_path / "page.md", script.BENCH_MARKS
     page.write_text(f"before {marks[0]}\nold\n{marks[1]} behind")
     (tmp_path / "images").mkdir()
-    (tmp_path / "images" / "old.png").write_text("")
+    (tmp_path / "images" / "speedup-old.png").write_text("")
+    (tmp_path / "images" / "page.png").write_text("of another script")
     script.fill(page, marks, script.bench_part(result(), tmp_path / "images"))
     text = page.read_text()
     assert text.startswith(f"before {marks[0]}\n![")
     assert text.endswith(f"{marks[1]} behind")
     assert "old" not in text.replace("holds", "")
-    images = sorted(path.name for path in (tmp_path / "images").iterdir())
+    images = sorted(path.name for path in (tmp_path / "images").iterdir() if path.name != "page.png")
     assert len(images) == 8
+    assert (tmp_path / "images" / "page.png").exists()
     assert all(f"(images/{name})" in text for name in images)
     assert "Temperature 1." in text
     assert "| self w512 x4 |" in text

@@ -105,17 +105,17 @@ def near_only() -> BenchResult:
 
 
 def test_auto_is_measured_against_what_it_can_choose() -> None:
-    def at(each: Cell, tokens_per_second: float) -> Cell:
-        summary = each.summary.model_copy(update={"tokens_per_second": bench_stats.spread([tokens_per_second])})
+    def at(each: Cell, speedup: float) -> Cell:
+        summary = each.summary.model_copy(update={"speedup": bench_stats.spread([speedup])})
         return each.model_copy(update={"summary": summary})
 
     cells = [
-        at(cell(1024), 10.0),
-        at(cell(1024, "self", window=512, length=4), 20.0),
-        at(cell(1024, "self", window=256, length=4), 50.0),  # another window than auto's
-        at(cell(1024, "self-full", length=4), 60.0),
-        at(cell(1024, "self", window=512, length=4, batch=4), 70.0),
-        at(cell(1024, "auto", window=512, length=None), 19.0),
+        cell(1024),
+        at(cell(1024, "self", window=512, length=4), 2.0),
+        at(cell(1024, "self", window=256, length=4), 5.0),  # another window than auto's
+        at(cell(1024, "self-full", length=4), 6.0),
+        at(cell(1024, "self", window=512, length=4, batch=4), 7.0),
+        at(cell(1024, "auto", window=512, length=None), 1.9),
     ]
     ((auto, share),) = bench_stats.auto_shares(cells)
     assert auto is cells[-1]
@@ -123,6 +123,8 @@ def test_auto_is_measured_against_what_it_can_choose() -> None:
     text = markdown(result().model_copy(update={"cells": tuple(cells)}))
     assert "It reaches 0.95 (at 1 x 1,024 tokens, T=0) to 0.95 times" in text
     assert bench_stats.auto_shares(cells[:-1]) == []
+    ((_, share),) = bench_stats.auto_shares([cells[0], at(cells[1], 0.5), cells[-1]])
+    assert share == pytest.approx(1.9), "plain decoding is one of the choices"
 
 
 def test_a_difference_from_plain_decoding_is_said() -> None:

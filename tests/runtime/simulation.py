@@ -60,7 +60,7 @@ class Simulation:
 
     def __init__(self, machine: Machine, batch: int = 1, controller: DraftController | None = None) -> None:
         self.machine = machine
-        self.controller = controller or DraftController(machine.max_draft_len, [True])
+        self.controller = controller or DraftController(machine.max_draft_len)
         self.requests: list[Request] = [toy.request([1] * 50, str(i)) for i in range(batch)]
         for request in self.requests:
             request.num_computed_tokens = 1000

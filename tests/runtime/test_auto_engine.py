@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 from scipy.stats import chisquare
 
+from magicdec.runtime.cost_model import CostPrior
 from magicdec.runtime.draft_controller import DraftController
 from magicdec.runtime.drafters import Drafters
 from magicdec.runtime.engine import Engine
@@ -41,7 +42,7 @@ def auto_engine(
 ) -> Engine:
     """Drafts of one kind, or looked up, or none."""
     engine = toy.engine(kind, num_draft_tokens=4, num_blocks=num_blocks)
-    controller = DraftController(4, [True, False])
+    controller = DraftController(4, CostPrior(drafts=(0.25, None)))
     lookup = NGramProposer(toy.VOCAB_SIZE, min_ngram=1, max_ngram=3)
     engine.proposer = Drafters([engine.proposer, lookup], controller.drafted, draft_clock or clock)
     engine.controller = engine.scheduler.policy = controller

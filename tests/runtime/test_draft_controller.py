@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from magicdec.runtime.acceptance_rates import AcceptanceRates
-from magicdec.runtime.cost_model import LinearCost, TargetCost
+from magicdec.runtime.cost_model import CostPrior, LinearCost, TargetCost
 from magicdec.runtime.draft_controller import DraftController, Round
 from magicdec.runtime.scheduler import DraftChoice
 from tests import toy
@@ -73,7 +73,7 @@ def test_probes_cost_less_than_a_percent(machine: tuple[float, float, float]) ->
     simulation.run(3000)
     assert simulation.expected_rate(3000) / simulation.machine.best()[0] > 0.985
     probes = [length for length in simulation.lengths[-3000:] if length != settled]
-    assert len(probes) >= 10
+    assert len(probes) >= 5
     assert 0 in probes or settled == 0
 
 
@@ -110,7 +110,7 @@ def test_first_choices_are_sane() -> None:
 
 def test_lengths_follow_each_requests_own_acceptance() -> None:
     """One request whose drafts are always accepted, beside others whose drafts never are."""
-    controller, requests = DraftController(8, [True]), [toy.request([1] * 9, str(i)) for i in range(4)]
+    controller, requests = DraftController(8), [toy.request([1] * 9, str(i)) for i in range(4)]
     machine = Machine(0.1, 1.5, 1.0)
     for _ in range(150):
         choices = controller.choose(requests)
@@ -128,7 +128,7 @@ def test_the_faster_drafter_is_chosen() -> None:
     """A look-up that costs nothing against a model, by what each has accepted."""
     for lookup_rate, wanted in ((0.9, 1), (0.05, 0)):
         machine = Machine(0.3, 1.3, 0.8)
-        controller, request = DraftController(8, [True, False]), toy.request([1] * 9)
+        controller, request = DraftController(8, CostPrior(drafts=(0.25, None))), toy.request([1] * 9)
         used = []
         for _ in range(600):
             (choice,) = controller.choose([request])
@@ -145,7 +145,7 @@ def test_the_faster_drafter_is_chosen() -> None:
 
 def test_a_requests_own_length_wins() -> None:
     own = [toy.request([1] * 9, str(length), num_draft_tokens=length) for length in (0, 2, 99)]
-    controller = DraftController(8, [True])
+    controller = DraftController(8)
     choices = controller.choose([*own, toy.request([1] * 9, "free")])
     assert choices[:3] == [DraftChoice(0), DraftChoice(2), DraftChoice(8)]
 
@@ -171,7 +171,7 @@ def test_acceptance_by_position() -> None:
 
 def test_costs_are_found_and_never_negative() -> None:
     """Three contexts and four lengths, with noise: a plain pass and a row are known to a few percent."""
-    rng, cost = np.random.default_rng(0), TargetCost(4)
+    rng, cost = np.random.default_rng(0), TargetCost(4, 1 / 50_000)
     for _ in range(600):
         context, length, batch = rng.choice([100, 5000, 30000]), int(rng.choice([0, 2, 3, 4])), int(rng.integers(1, 5))
         seconds = batch * (1e-3 + context * 1e-6 + length * 5e-4) + 0.01
