@@ -44,6 +44,21 @@ def test_times_of_several_outputs_span_all_of_them() -> None:
     assert (metrics.prefill_seconds, metrics.decode_seconds) == (0.0, 0.0)
 
 
+def test_queue_time_ends_with_a_place_in_the_batch() -> None:
+    """In a batch of one the second request waits until the first has ended; a preemption later is no arrival."""
+    engine = toy.engine("self", max_batch_size=1)
+    for name in ("0", "1"):
+        engine.add_request(name, [1, 2, 3], SamplingParams(max_tokens=8, **GREEDY))
+    first, second = engine.scheduler.waiting
+    final = toy.drain(engine)
+    assert first.admission_time is not None
+    assert second.admission_time is not None
+    assert first.last_token_time is not None
+    assert first.arrival_time < first.admission_time < first.last_token_time < second.admission_time
+    assert final["1"].metrics.queue_seconds == second.admission_time - second.arrival_time
+    assert final["1"].metrics.queue_seconds < final["1"].metrics.prefill_seconds
+
+
 def test_progress_counts_prompts_that_are_still_read() -> None:
     """Over all open requests, waiting ones included; done ones no longer."""
     engine = toy.engine("plain", max_num_tokens=8)

@@ -1,6 +1,8 @@
 """The numbers of a server: each against what the outputs themselves say, over whole runs of many requests."""
 
+import re
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -128,7 +130,8 @@ def test_times(run: Run) -> None:
         for name in ("time_to_first_token", "request_queue_time", "request_prefill_time")
     )
     assert first == pytest.approx(queue + prefill)
-    assert 0 < prefill < first, "twelve of sixteen had to wait"
+    assert prefill == pytest.approx(run.total("prefill_seconds") - run.total("queue_seconds"))
+    assert queue > prefill, "twelve of sixteen had to wait"
     assert run.value("request_decode_time_seconds_sum") == pytest.approx(run.total("decode_seconds"))
     assert run.value("inter_token_latency_seconds_sum") == pytest.approx(run.total("decode_seconds"), rel=0.2)
     assert run.value("e2e_request_latency_seconds_sum") > first + run.value("inter_token_latency_seconds_sum") * 0.99
@@ -322,3 +325,15 @@ def test_async_llm_tells_of_a_broken_engine(monkeypatch: pytest.MonkeyPatch) -> 
             list(stream)
     served.drain(20)
     assert registry.get_sample_value("magicdec:request_success_total", {"finished_reason": "error"}) == 3
+
+
+def test_every_number_is_documented() -> None:
+    """By the name of its family; and the page names no other."""
+    registry = CollectorRegistry()
+    EngineMetrics(registry, SimpleNamespace(engine=toy.engine("plain")))
+    families = {
+        family.name.removeprefix("magicdec:") + ("_total" if family.type == "counter" else "")
+        for family in registry.collect()
+    }
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| `(\w+)", page, flags=re.MULTILINE)) == families
