@@ -30,10 +30,11 @@ class Detokenizer:
 
         A stop token adds no text. Of several stop strings completed by the token, the one that starts first wins.
         """
+        if self._decode_step is None:
+            self.lengths.append(0)
+            return None
         piece = "" if is_stop_token and may_stop else self._decode(token_id)
         self.lengths.append(len(piece))
-        if self._decode_step is None:
-            return None
         searched = len(self._decoded)
         self._decoded += piece
         if not may_stop:  # what stands before min_tokens can no longer be part of a stop string
@@ -53,8 +54,8 @@ class Detokenizer:
 
     def _decode(self, token_id: int) -> str:
         """The next piece of text, whatever the tokens are: a model may write bytes that are no character."""
-        if self._decode_step is None or self._decode_stream is None:
-            return ""
+        assert self._decode_stream is not None
+        assert self._decode_step is not None
         try:
             return self._decode_step(token_id) or ""
         except Exception:  # bare, from tokenizers: bytes that it held back changed the text before them

@@ -261,9 +261,10 @@ class Engine:
                 controller.release(entry.request)
 
     def _report(self, group: RequestGroup) -> RequestOutput:
-        if group.finished:
+        output = group.output()
+        if output.finished:
             del self._groups[group.request_id]
-        return group.output()
+        return output
 
     def _retire(self, request: Request) -> None:
         """Free all that a finished request holds."""

@@ -1,5 +1,7 @@
 """What a caller gets back. Names follow vLLM's, so that a caller of either finds their way."""
 
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -11,7 +13,7 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 TokenOrigin = Literal["plain", "accepted", "recovered", "bonus"]
 
 
-@dataclass(frozen=True)
+@dataclass
 class CompletionOutput:
     """One of the n completions of a request; cumulative in a stream."""
 
@@ -33,7 +35,7 @@ class CompletionOutput:
         return sum(row[token_id].logprob for row, token_id in zip(self.logprobs, self.token_ids, strict=True))
 
 
-@dataclass(frozen=True)
+@dataclass
 class RequestMetrics:
     """What speculation did for one request (all its n completions together)."""
 
@@ -61,7 +63,40 @@ class RequestMetrics:
         return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
 
 
-@dataclass(frozen=True)
+def together(metrics: Sequence[RequestMetrics]) -> RequestMetrics:
+    """Of the n completions of a request; times are those of the first and of the last token of any of them."""
+    if len(metrics) == 1:
+        return metrics[0]
+    first = _first(each.prefill_seconds for each in metrics)
+    last = max(each.prefill_seconds + each.decode_seconds for each in metrics)
+    return RequestMetrics(
+        num_prompt_tokens=metrics[0].num_prompt_tokens,
+        num_cached_tokens=sum(each.num_cached_tokens for each in metrics),
+        num_output_tokens=sum(each.num_output_tokens for each in metrics),
+        num_rounds=sum(each.num_rounds for each in metrics),
+        num_draft_tokens=sum(each.num_draft_tokens for each in metrics),
+        num_accepted_tokens=sum(each.num_accepted_tokens for each in metrics),
+        draft_lengths=_sum(each.draft_lengths for each in metrics),
+        accepted_lengths=_sum(each.accepted_lengths for each in metrics),
+        num_preemptions=sum(each.num_preemptions for each in metrics),
+        queue_seconds=_first(each.queue_seconds for each in metrics),
+        prefill_seconds=first,
+        decode_seconds=last - first,
+    )
+
+
+def _first(seconds: Iterable[float]) -> float:
+    """The smallest; 0 stands for what has not happened yet."""
+    return min(filter(None, seconds), default=0.0)
+
+
+def _sum(counts: Iterable[dict[int, int]]) -> dict[int, int]:
+    """By key, in order."""
+    total = sum(map(Counter, counts), Counter())
+    return dict(sorted(total.items()))
+
+
+@dataclass
 class RequestOutput:
     """The state of a request after a step; cumulative."""
 

@@ -8,7 +8,14 @@ from enum import Enum
 
 from magicdec.runtime.detokenizer import Detokenizer
 from magicdec.runtime.logits import LogitsProcessor, Logprob
-from magicdec.runtime.outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput, TokenOrigin
+from magicdec.runtime.outputs import (
+    CompletionOutput,
+    FinishReason,
+    RequestMetrics,
+    RequestOutput,
+    TokenOrigin,
+    together,
+)
 from magicdec.runtime.sampling_params import SamplingParams
 
 
@@ -89,18 +96,15 @@ class Request:
 
         token_ids: accepted draft tokens, then one that was no draft. num_draft_tokens: of this step, refused ones too.
         """
-        origins = _origins(len(token_ids) - 1, num_draft_tokens)
         now = time.perf_counter()
         self.first_token_time = self.first_token_time or now
         self.last_token_time = now
-        for index, token_id in enumerate(token_ids):
-            self.token_ids.append(token_id)
-            self.token_origins.append(origins[index])
-            self.logits_processor.append([token_id])
-            if self.logprobs is not None:
-                self.logprobs.append(logprobs[index])
-            if self._ends_at(token_id):
-                break
+        count = self._count_until_end(token_ids)
+        self.token_ids += token_ids[:count]
+        self.token_origins += _origins(len(token_ids) - 1, num_draft_tokens)[:count]
+        self.logits_processor.append(token_ids[:count])
+        if self.logprobs is not None:
+            self.logprobs += logprobs[:count]
 
     def finish(self, reason: FinishReason, stop_reason: int | str | None = None, error: str | None = None) -> None:
         """End the request; text that was held back is released, except what a stop string cut."""
@@ -122,18 +126,46 @@ class Request:
             error=self.error,
         )
 
-    def _ends_at(self, token_id: int) -> bool:
-        """Apply the end conditions after one more token, in the order of their strength."""
-        past_minimum = self.num_output_tokens >= self.params.min_tokens
+    def metrics(self) -> RequestMetrics:
+        """What became of this sequence so far."""
+        start, first, last = self.arrival_time, self.first_token_time, self.last_token_time
+        return RequestMetrics(
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_cached_tokens=self.num_cached_tokens,
+            num_output_tokens=self.num_output_tokens,
+            num_rounds=self.num_rounds,
+            num_draft_tokens=self.num_draft_tokens,
+            num_accepted_tokens=self.num_accepted_tokens,
+            draft_lengths=dict(sorted(self.draft_lengths.items())),
+            accepted_lengths=dict(sorted(self.accepted_lengths.items())),
+            num_preemptions=self.num_preemptions,
+            queue_seconds=0.0 if self.admission_time is None else self.admission_time - start,
+            prefill_seconds=0.0 if first is None else first - start,
+            decode_seconds=0.0 if first is None or last is None else last - first,
+        )
+
+    def _count_until_end(self, token_ids: Sequence[int]) -> int:
+        """How many of these next tokens there will be: up to and including the one that ends the request."""
+        num_output, room = self.num_output_tokens, self.num_tokens_left
+        count = 0
+        for token_id in token_ids:
+            count += 1
+            self._end_at(token_id, num_output + count, is_last=count == room)
+            if self.is_finished:
+                break
+        return count
+
+    def _end_at(self, token_id: int, num_output: int, *, is_last: bool) -> None:
+        """Apply the end conditions to output token number `num_output`, in the order of their strength."""
+        past_minimum = num_output >= self.params.min_tokens
         is_stop_token = token_id in self.stop_token_ids
         stop_string = self.detokenizer.append(token_id, is_stop_token=is_stop_token, may_stop=past_minimum)
         if is_stop_token and past_minimum:
             self.finish("stop", token_id if token_id in self.params.stop_token_ids else None)
         elif stop_string is not None:
             self.finish("stop", stop_string)
-        elif self.num_tokens_left == 0:
+        elif is_last:
             self.finish("length")
-        return self.is_finished
 
 
 def _origins(num_accepted: int, num_draft_tokens: int) -> list[TokenOrigin]:
@@ -166,31 +198,5 @@ class RequestGroup:
             prompt_token_ids=self.prompt_token_ids,
             outputs=[request.completion(index) for index, request in enumerate(self.requests)],
             finished=self.finished,
-            metrics=self._metrics(),
+            metrics=together([request.metrics() for request in self.requests]),
         )
-
-    def _metrics(self) -> RequestMetrics:
-        requests, start = self.requests, self.requests[0].arrival_time
-        firsts = [request.first_token_time for request in requests if request.first_token_time is not None]
-        lasts = [request.last_token_time for request in requests if request.last_token_time is not None]
-        admissions = [request.admission_time for request in requests if request.admission_time is not None]
-        return RequestMetrics(
-            num_prompt_tokens=requests[0].num_prompt_tokens,
-            num_cached_tokens=sum(request.num_cached_tokens for request in requests),
-            num_output_tokens=sum(request.num_output_tokens for request in requests),
-            num_rounds=sum(request.num_rounds for request in requests),
-            num_draft_tokens=sum(request.num_draft_tokens for request in requests),
-            num_accepted_tokens=sum(request.num_accepted_tokens for request in requests),
-            draft_lengths=_sum([request.draft_lengths for request in requests]),
-            accepted_lengths=_sum([request.accepted_lengths for request in requests]),
-            num_preemptions=sum(request.num_preemptions for request in requests),
-            queue_seconds=min(admissions) - start if admissions else 0.0,
-            prefill_seconds=min(firsts) - start if firsts else 0.0,
-            decode_seconds=max(lasts) - min(firsts) if firsts else 0.0,
-        )
-
-
-def _sum(counters: Sequence[Counter[int]]) -> dict[int, int]:
-    """By key, in order."""
-    total = counters[0] if len(counters) == 1 else sum(counters, Counter())
-    return dict(sorted(total.items()))

@@ -193,7 +193,7 @@ FAULTS = {
     ),
     "a stop keeps later tokens": Fault(
         Request,
-        "commit",
+        "_count_until_end",
         "break",
         "pass",
         (
