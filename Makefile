@@ -4,6 +4,8 @@
 
 PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.10 python3,$(shell command -v $(name))))
 TORCH ?= torch==2.13.0
+# Holds a Triton Inference Server for the tests; the server needs none of the packages that the wheel asks for.
+TRITON ?= nvidia-pytriton==0.7.0
 # URL of a package index that holds PyTorch, e.g. the one of CPU-only wheels (see pytorch.org); empty = pip's own.
 TORCH_INDEX ?=
 # Passed on to the demo: make demo ARGS="--context 8000 --window 1024"
@@ -81,4 +83,5 @@ $(VENV)/installed: $(VENV)/torch pyproject.toml $(NATIVE)
 
 $(VENV)/installed-test: $(VENV)/torch pyproject.toml $(NATIVE)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[test]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps "$(TRITON)"
 	@touch $@ $(VENV)/installed

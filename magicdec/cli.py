@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from magicdec import __version__
-from magicdec.commands import bench, build, demo, generate, gpu_check, inspect, serve
+from magicdec.commands import bench, build, demo, generate, gpu_check, inspect, serve, triton_repo
 from magicdec.threads import wait_politely
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ app.command("build", epilog=build.EPILOG)(build.build)
 app.command("generate", epilog=generate.EPILOG)(generate.generate)
 app.command("inspect", epilog=inspect.EPILOG)(inspect.inspect)
 app.command("serve", epilog=serve.EPILOG)(serve.serve)
+app.command("triton-repo", epilog=triton_repo.EPILOG)(triton_repo.triton_repo)
 app.command("demo", epilog=demo.EPILOG)(demo.demo)
 app.add_typer(bench.app, name="bench")
 app.command("gpu-check", epilog=gpu_check.EPILOG)(gpu_check.gpu_check)

@@ -1,0 +1,143 @@
+"""`tensorrt_llm_bls` as Triton's Python backend loads it: text in, text out, by calling the other models.
+
+Unlike an ensemble it passes on that a client has left.
+"""
+
+import threading
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+from numpy.typing import NDArray
+
+from magicdec.errors import RequestError
+from magicdec.runtime.triton_backend import text_tensors, wire
+from magicdec.runtime.triton_backend.llm_tensors import OUTPUTS
+
+LLM: Final = "tensorrt_llm"
+MAX_OPEN: Final = 512  # requests at a time, a thread each; more wait
+PERIOD: Final = 0.1  # seconds between two looks for clients that have left
+_IMAGES: Final = {tensor.name for tensor in text_tensors.IMAGE_INPUTS}
+
+
+@dataclass(eq=False)
+class Call:
+    """A request that is being answered. child_id: of the request to `tensorrt_llm`."""
+
+    tensors: Mapping[str, NDArray[Any]]
+    timeout: int  # microseconds, 0 for none
+    sender: Any
+    child_id: str
+    stopped: bool = False
+
+    def stop_if_cancelled(self) -> None:
+        """Let `tensorrt_llm` end if the client has left."""
+        if not self.stopped and self.sender.is_cancelled():
+            self.stopped = True
+            one = np.ones((1, 1), np.int32)
+            inputs = {"input_lengths": one, "request_output_len": one, "stop": np.ones((1, 1), np.bool_)}
+            for _ in _responses(LLM, inputs, ["output_ids"], self.child_id, decoupled=True):
+                pass
+
+
+class BLSModel:
+    """A thread for each request that is open, and one that looks for clients that have left."""
+
+    def initialize(self, args: Mapping[str, str]) -> None:
+        """Called once by Triton. args: JSON of the configuration, and names."""
+        self._decoupled = wire.is_decoupled(args)
+        self._open: set[Call] = set()
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._pool = ThreadPoolExecutor(MAX_OPEN, thread_name_prefix="magicdec-bls")
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
+        self._watcher.start()
+
+    def execute(self, requests: Sequence[Any]) -> None:
+        """Start on requests; answers are sent as they come."""
+        for request in requests:
+            sender = request.get_response_sender()
+            call = Call(wire.read_tensors(request), request.timeout(), sender, str(uuid.uuid4()))
+            with self._lock:
+                self._open.add(call)
+            self._pool.submit(self._answer, call)
+
+    def finalize(self) -> None:
+        """Called once by Triton, when the model is unloaded and no request is open."""
+        self._closing.set()
+        self._pool.shutdown()
+        self._watcher.join()
+
+    def _answer(self, call: Call) -> None:
+        try:
+            if self._decoupled:
+                for answer in self._answers(call):
+                    call.sender.send(answer)
+                call.sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+            else:
+                (answer,) = self._answers(call)
+                call.sender.send(answer, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        except Exception as error:
+            call.sender.send(wire.error_response(error), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        finally:
+            with self._lock:
+                self._open.discard(call)
+
+    def _answers(self, call: Call) -> Iterator[Any]:
+        for name in call.tensors:
+            if name in _IMAGES:
+                raise RequestError(f"input {name} is not supported: this model reads text alone")
+        prepared = _preprocess(call.tensors)
+        given = {to: prepared[name] for to, name in text_tensors.FROM_PREPROCESSING.items()}
+        given |= {to: call.tensors[name] for to, name in text_tensors.TO_LLM.items() if name in call.tensors}
+        wanted = [tensor.name for tensor in OUTPUTS if tensor.name in text_tensors.FROM_LLM]
+        for response in _responses(LLM, given, wanted, call.child_id, decoupled=self._decoupled, timeout=call.timeout):
+            call.stop_if_cancelled()
+            if response.has_error():
+                yield pb_utils.InferenceResponse([], response.error())
+            elif response.output_tensors():
+                tensors = {text_tensors.FROM_LLM[each.name()]: each.as_numpy() for each in response.output_tensors()}
+                yield wire.response(tensors)
+
+    def _watch(self) -> None:
+        while not self._closing.wait(PERIOD):
+            with self._lock:
+                calls = list(self._open)
+            for call in calls:
+                call.stop_if_cancelled()
+
+
+def _preprocess(tensors: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    given = {to: tensors[name] for to, name in text_tensors.TO_PREPROCESSING.items() if name in tensors}
+    wanted = [tensor.name for tensor in text_tensors.PREPROCESSING_OUTPUTS]
+    (response,) = _responses("preprocessing", given, wanted, "", decoupled=False)
+    if response.has_error():
+        raise RequestError(response.error().message())
+    return {tensor.name(): tensor.as_numpy() for tensor in response.output_tensors()}
+
+
+def _responses(
+    model: str,
+    inputs: Mapping[str, NDArray[Any]],
+    outputs: Sequence[str],
+    request_id: str,
+    *,
+    decoupled: bool,
+    timeout: int = 0,
+) -> Iterator[Any]:
+    """Call another model and wait for each of its responses."""
+    request = pb_utils.InferenceRequest(
+        model_name=model,
+        request_id=request_id,
+        inputs=[pb_utils.Tensor(name, array) for name, array in inputs.items()],
+        requested_output_names=list(outputs),
+        timeout=timeout,
+    )
+    if decoupled:
+        yield from request.exec(decoupled=True)
+    else:
+        yield request.exec()

@@ -1,0 +1,82 @@
+"""Between Triton's Python backend and plain arrays. Imported inside of Triton alone, which provides `pb_utils`."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+import triton_python_backend_utils as pb_utils
+from numpy.typing import NDArray
+
+from magicdec.errors import MagicDecError, NotReadyError, QueueFullError, RequestError
+from magicdec.runtime.triton_backend.sender import DeadlineError, Tensors
+
+_FINAL: Final[int] = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+_MICROSECONDS: Final = 1e-6
+
+
+def read_tensors(request: Any) -> dict[str, NDArray[Any]]:
+    """The inputs that a request gives."""
+    return {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+
+
+def read_timeout(request: Any) -> float | None:
+    """Seconds that a request's `timeout` gives it; None for no limit."""
+    return request.timeout() * _MICROSECONDS or None
+
+
+def response(tensors: Tensors) -> Any:
+    """An answer."""
+    return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in tensors.items()])
+
+
+def error_response(error: Exception) -> Any:
+    """A refusal or a failure; only what is our own fault says where it happened."""
+    text = str(error) if isinstance(error, MagicDecError) else f"{type(error).__name__}: {error}"
+    return pb_utils.InferenceResponse([], pb_utils.TritonError(text, _code(error)))
+
+
+def parameters(config: str) -> dict[str, str]:
+    """The parameters of a model's configuration that are filled in."""
+    given = {name: value["string_value"] for name, value in json.loads(config)["parameters"].items()}
+    return {name: value for name, value in given.items() if value and not value.startswith("${")}
+
+
+def new_metric_family(name: str, description: str, kind: str) -> Any:
+    """A family of series on Triton's metrics endpoint; kind: counter, gauge or histogram."""
+    return pb_utils.MetricFamily(name, description, getattr(pb_utils.MetricFamily, kind.upper()))
+
+
+def is_decoupled(args: Mapping[str, str]) -> bool:
+    """Whether a model may answer a request with any number of responses."""
+    policy = json.loads(args["model_config"]).get("model_transaction_policy", {})
+    return bool(policy.get("decoupled", False))
+
+
+class ResponseSender:
+    """A `Sender` for one request."""
+
+    def __init__(self, request: Any) -> None:
+        self._request_id = request.request_id()
+        self._sender = request.get_response_sender()
+
+    def send(self, tensors: Tensors, *, final: bool) -> None:
+        """An answer."""
+        self._sender.send(response(tensors), flags=_FINAL if final else 0)
+
+    def fail(self, error: Exception, *, final: bool) -> None:
+        """An error."""
+        self._sender.send(error_response(error), flags=_FINAL if final else 0)
+
+    def is_cancelled(self) -> bool:
+        """Whether the client has left."""
+        return bool(self._sender.is_cancelled())
+
+
+def _code(error: Exception) -> int:
+    codes: Mapping[type[Exception], int] = {
+        RequestError: pb_utils.TritonError.INVALID_ARG,
+        QueueFullError: pb_utils.TritonError.UNAVAILABLE,
+        NotReadyError: pb_utils.TritonError.UNAVAILABLE,
+        DeadlineError: pb_utils.TritonError.UNAVAILABLE,
+    }
+    return next((code for kind, code in codes.items() if isinstance(error, kind)), pb_utils.TritonError.INTERNAL)
