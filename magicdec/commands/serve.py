@@ -4,6 +4,7 @@ import functools
 import importlib.util
 import json
 import logging
+import os
 import shlex
 import time
 from pathlib import Path
@@ -20,6 +21,7 @@ LIMITS = "Limits"
 SPECULATION = "Speculation"
 ENGINE = "Engine"
 MIB = 1 << 20
+KEY_VARIABLE = "MAGICDEC_API_KEY"
 EPILOG = """[bold]Endpoints[/]
 
 /v1/completions, /v1/chat/completions (with "stream": true as server-sent events), /v1/models; /health, /ready,
@@ -57,7 +59,7 @@ def serve(
     api_key: Annotated[
         list[str] | None,
         typer.Option(
-            envvar="MAGICDEC_API_KEY",
+            envvar=KEY_VARIABLE,
             help="Bearer key that /v1 asks for; repeatable (in the environment: separated by spaces). A command line "
             "is seen by all users of a machine, the environment is not.",
             rich_help_panel=ADDRESS,
@@ -78,7 +80,7 @@ def serve(
     ] = 4,
     max_prompt_tokens: Annotated[
         int | None,
-        typer.Option(min=1, help="Tokens of a prompt; then 400. Default: max_seq_len.", rich_help_panel=LIMITS),
+        typer.Option(min=1, help="Tokens of a prompt; then 400. Default: max_seq_len - 1.", rich_help_panel=LIMITS),
     ] = None,
     num_draft_tokens: Annotated[
         str | None,
@@ -140,6 +142,8 @@ def serve(
     leave_if_not_first()
     if request_timeout is not None and not request_timeout > 0:
         raise ConfigError(f"--request-timeout {request_timeout:g}: give seconds above 0, or leave it out for no limit")
+    if "" in (os.environ.get(KEY_VARIABLE), *(api_key or ())):
+        raise ConfigError(f"the API key is empty; give --api-key or {KEY_VARIABLE} a text, or leave both out")
     length = draft_length(num_draft_tokens)
     _log_to_stderr(log_level)
     _check_installed()

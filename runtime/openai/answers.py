@@ -1,7 +1,7 @@
 """From the engine's outputs to the JSON objects of an answer, whole or in chunks."""
 
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -15,7 +15,7 @@ from magicdec.runtime.outputs import RequestMetrics, RequestOutput
 class Answer:
     """The answer to one HTTP request.
 
-    log: what the server's log tells of the request, filled at the end. echo: each choice begins with its prompt's text.
+    log: what the server's log tells of the request, filled here. echo: for each prompt, what its choices begin with.
     """
 
     def __init__(
@@ -26,16 +26,17 @@ class Answer:
         *,
         model: str,
         log: dict[str, Any],
-        echo: bool = False,
+        echo: Sequence[str] | None = None,
     ) -> None:
         self._generation, self._format, self._log = generation, shape, log
+        log.update(user=request.user, id=generation.request_id)
         self._details = request.magicdec_details
         self._with_usage = request.stream_options is not None and request.stream_options.include_usage
         self._head = {"id": generation.request_id, "created": int(time.time()), "model": model}
         n = generation.params.n
         self._readers = [
-            [PieceReader(index * n + i, prompt.text if echo else "") for i in range(n)]
-            for index, prompt in enumerate(generation.prompts)
+            [PieceReader(index * n + i, prefix) for i in range(n)]
+            for index, prefix in enumerate(echo or [""] * len(generation.prompts))
         ]
 
     async def whole(self) -> dict[str, Any]:

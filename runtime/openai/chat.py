@@ -29,7 +29,7 @@ def chat_router(service: Service) -> APIRouter:
         messages = chat_messages(request.messages)
 
         def prompts() -> list[Prompt]:
-            return [Prompt(service.tokenizer.encode_chat(messages), "")]
+            return [Prompt(service.tokenizer.encode_chat(messages), None)]
 
         def params(ready: Sequence[Prompt]) -> SamplingParams:
             """As many tokens as there is room for, unless the client says how many."""
@@ -39,9 +39,8 @@ def chat_router(service: Service) -> APIRouter:
             return asked
 
         generation = await service.generate("chatcmpl", prompts, params)
-        shape, log = ChatFormat(service.token_text, request.top_logprobs or 0), http.state.log
-        log["user"] = request.user
-        answer = Answer(generation, request, shape, model=service.model, log=log)
+        shape = ChatFormat(service.token_text, request.top_logprobs or 0)
+        answer = Answer(generation, request, shape, model=service.model, log=http.state.log)
         if request.stream:
             return EventStream(answer.chunks(), generation.leave)
         async with on_disconnect(http.receive, generation.leave):

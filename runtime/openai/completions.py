@@ -40,12 +40,16 @@ def completions_router(service: Service) -> APIRouter:
         generation = await service.generate(
             "cmpl", lambda: completion_prompts(request.prompt, service.tokenizer), checked
         )
-        shape, log = CompletionFormat(service.token_text), http.state.log
-        log["user"] = request.user
-        answer = Answer(generation, request, shape, model=service.model, log=log, echo=request.echo)
+        echo = [_text(prompt, service) for prompt in generation.prompts] if request.echo else None
+        shape = CompletionFormat(service.token_text)
+        answer = Answer(generation, request, shape, model=service.model, log=http.state.log, echo=echo)
         if request.stream:
             return EventStream(answer.chunks(), generation.leave)
         async with on_disconnect(http.receive, generation.leave):
             return JSONResponse(await answer.whole())
 
     return router
+
+
+def _text(prompt: Prompt, service: Service) -> str:
+    return service.tokenizer.decode(prompt.token_ids) if prompt.text is None else prompt.text

@@ -1,6 +1,5 @@
 """What goes wrong, in OpenAI's shape and with HTTP's codes."""
 
-import logging
 import re
 from typing import Any
 
@@ -11,6 +10,7 @@ from starlette.requests import Request
 
 from magicdec.errors import EngineFailedError, MagicDecError, NotReadyError, QueueFullError
 
+MAX_CHARS = 1000  # of a message, which may quote what was sent
 RETRY_SECONDS = {429: "1", 503: "5"}
 CLIENT_LEFT = 499  # nobody reads it; nginx's code for it, in the log
 _TYPES = {
@@ -21,14 +21,13 @@ _TYPES = {
     504: "timeout_error",
 }
 _PARAMETER = re.compile(r"sampling parameter (\w+)")
-_log = logging.getLogger(__name__)
 
 
 class ApiError(MagicDecError):
     """An answer other than success. param: the field that is wrong; code: a word that a program can compare."""
 
     def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
-        super().__init__(message)
+        super().__init__(message if len(message) <= MAX_CHARS else f"{message[:MAX_CHARS]}...")
         self.status, self.param, self.code = status, param, code
 
     def body(self) -> dict[str, Any]:
@@ -74,11 +73,6 @@ def install_error_handlers(app: FastAPI) -> None:
             answer.headers.update(error.headers or {})  # which are allowed
             return answer
         return ApiError(error.status_code, f"{where} is not offered here", code="unknown_url").response()
-
-    @app.exception_handler(Exception)
-    async def bug(request: Request, error: Exception) -> JSONResponse:
-        _log.error("request %s failed", request.state.request_id, exc_info=error)
-        return internal_error(request.state.request_id).response()
 
 
 def internal_error(request_id: str) -> ApiError:

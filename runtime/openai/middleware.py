@@ -10,7 +10,7 @@ from typing import Any
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from magicdec.runtime.openai.errors import ApiError
+from magicdec.runtime.openai.errors import ApiError, internal_error
 
 REQUEST_ID = "X-Request-Id"
 _GOOD_ID = re.compile(r"[\w.:/+=-]{1,128}", re.ASCII)
@@ -33,7 +33,7 @@ class RequestLog:
             return
         request_id, notes, start = _request_id(scope), dict[str, Any](), time.monotonic()
         scope.setdefault("state", {}).update(request_id=request_id, log=notes)
-        status = 0
+        status = 0  # none yet
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
@@ -44,6 +44,11 @@ class RequestLog:
 
         try:
             await self._app(scope, receive, send_with_id)
+        except Exception:
+            _log.exception("request %s failed", request_id)
+            if status:  # the answer has begun: only breaking it off tells that it is not whole
+                raise
+            await internal_error(request_id).response()(scope, receive, send_with_id)
         finally:
             rest = "".join(f" {name}={value!r}" for name, value in notes.items() if value is not None)
             seconds = time.monotonic() - start
@@ -70,7 +75,7 @@ class ApiKeys:
 
     def _knows(self, headers: Headers) -> bool:
         scheme, _, given = headers.get("authorization", "").partition(" ")
-        key = given.strip().encode()
+        key = given.strip().encode("latin-1")  # the bytes as they were sent
         return scheme.lower() == "bearer" and any([secrets.compare_digest(key, known) for known in self._keys])
 
 

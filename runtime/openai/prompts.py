@@ -13,10 +13,10 @@ _MESSAGE_FIELDS = {"role", "content"}
 
 @dataclass(frozen=True)
 class Prompt:
-    """What the engine reads, and the text that `echo` repeats."""
+    """What the engine reads, and the text that it was made of, if it was."""
 
     token_ids: list[int]
-    text: str
+    text: str | None
 
 
 def completion_prompts(value: Any, tokenizer: HFTokenizer) -> list[Prompt]:
@@ -24,12 +24,12 @@ def completion_prompts(value: Any, tokenizer: HFTokenizer) -> list[Prompt]:
     if isinstance(value, str):
         return [_from_text(value, tokenizer)]
     if _are_ids(value):
-        return [_from_ids(value, tokenizer)]
+        return [Prompt(value, None)]
     if isinstance(value, list) and value:
         if all(isinstance(item, str) for item in value):
             return [_from_text(item, tokenizer) for item in value]
         if all(_are_ids(item) for item in value):
-            return [_from_ids(item, tokenizer) for item in value]
+            return [Prompt(item, None) for item in value]
     raise ApiError(
         400,
         "prompt is none of these: a string, a list of strings, a list of token ids, a list of lists of token ids; "
@@ -88,11 +88,6 @@ def _are_ids(value: Any) -> bool:
 
 def _from_text(text: str, tokenizer: HFTokenizer) -> Prompt:
     return Prompt(tokenizer.encode(text), text)
-
-
-def _from_ids(token_ids: Sequence[int], tokenizer: HFTokenizer) -> Prompt:
-    usable = [token_id for token_id in token_ids if 0 <= token_id < 2**31]  # the engine refuses the others by name
-    return Prompt(list(token_ids), tokenizer.decode(usable))
 
 
 def check_lengths(prompts: Sequence[Prompt], limit: int) -> None:

@@ -27,7 +27,10 @@ class Limits:
 
 
 class Service:
-    """The engine as it is served. model: the name that requests give; created: seconds since 1970."""
+    """The engine as it is served. model: the name that requests give; created: seconds since 1970.
+
+    max_seq_len: prompt and output tokens that one sequence may have; max_prompt_tokens: those of a prompt.
+    """
 
     def __init__(self, llm: AsyncLLM, model: str, registry: CollectorRegistry, limits: Limits, *, created: int) -> None:
         self.llm, self.model, self.registry, self.limits, self.created = llm, model, registry, limits, created
@@ -35,6 +38,7 @@ class Service:
         self.token_text = TokenText(self.tokenizer)
         engine = llm.llm.engine
         self.max_seq_len = min(engine.max_seq_len, engine.blocks.num_blocks * engine.blocks.block_size)
+        self.max_prompt_tokens = min(limits.max_prompt_tokens or self.max_seq_len, self.max_seq_len - 1)
 
     def check_model(self, name: str | None) -> None:
         """ApiError 404 for any other model; none means this one."""
@@ -56,8 +60,7 @@ class Service:
 
         def start() -> Generation:
             ready = prompts()
-            if self.limits.max_prompt_tokens is not None:
-                check_lengths(ready, self.limits.max_prompt_tokens)
+            check_lengths(ready, self.max_prompt_tokens)
             return Generation(
                 self.llm,
                 ready,
