@@ -13,7 +13,7 @@ import json
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,6 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from magicdec.runtime import engine as engine_module
-from magicdec.runtime import model_proposer as proposer_module
 from magicdec.runtime.block_manager import BlockManager
 from magicdec.runtime.cyclic_cache import num_cyclic_blocks
 from magicdec.runtime.draft_cache import CyclicDraftCache, TargetWindow
@@ -32,7 +30,7 @@ from magicdec.runtime.model_proposer import ModelProposer
 from magicdec.runtime.sampling_params import SamplingParams
 from magicdec.runtime.scheduler import FixedDrafts, Scheduler
 
-PARTS = ("schedule", "propose", "pack", "accept", "commit", "rest")
+PARTS = ("schedule", "propose", "verify", "accept", "commit", "rest")
 SAMPLING = {
     "greedy": {"temperature": 0.0},
     "rejection": {"temperature": 1.0, "acceptance": "rejection"},
@@ -134,25 +132,18 @@ def measure(args: argparse.Namespace, vocab_size: int, sampling: str) -> dict[st
 
 
 def _steps(engine: Engine, count: int) -> Iterator[dict[str, float]]:
-    watch, packers = Stopwatch(), (engine_module, proposer_module)
-    originals: list[tuple[Any, Callable[..., Any]]] = [(module, module.pack) for module in packers]
+    watch = Stopwatch()
     watch.wrap(engine, "_schedule", "schedule")
     watch.wrap(engine.proposer, "propose", "propose")
-    watch.wrap(engine, "_verify", "pack")
+    watch.wrap(engine, "_verify", "verify")
     watch.wrap(engine, "_accept", "accept")
     watch.wrap(engine, "_commit", "commit")
     watch.wrap(engine, "step", "rest")
-    for module in packers:
-        watch.wrap(module, "pack", "pack")
-    try:
-        for index in range(WARMUP + count):
-            watch.seconds.clear()
-            engine.step()
-            if index >= WARMUP:
-                yield {part: 1e3 * watch.seconds[part] for part in PARTS}
-    finally:
-        for module, pack in originals:
-            module.pack = pack  # type: ignore[attr-defined]
+    for index in range(WARMUP + count):
+        watch.seconds.clear()
+        engine.step()
+        if index >= WARMUP:
+            yield {part: 1e3 * watch.seconds[part] for part in PARTS}
 
 
 def _growth(sampling: str, results: list[dict[str, Any]]) -> str:

@@ -6,6 +6,8 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 
+from magicdec.runtime.block_tables import BlockTables
+
 
 class BlockManager:
     """Hands out fixed-size blocks of KV slots to sequences.
@@ -46,6 +48,10 @@ class BlockManager:
         """The owner's block table, of 64-bit integers that numpy reads as they lie; not to be changed by the caller."""
         return self._tables[owner]
 
+    def tables(self, owners: Sequence[str]) -> BlockTables:
+        """The tables of these owners, to be read together."""
+        return BlockTables([self._tables[owner] for owner in owners], self.block_size)
+
     def owns(self, owner: str) -> bool:
         """Whether the owner holds a table."""
         return owner in self._tables
@@ -84,6 +90,8 @@ class BlockManager:
         """Grow the owner's table to hold `num_tokens` tokens; False, with nothing changed, when blocks run out."""
         table = self._tables[owner]
         fresh = self.blocks_for(num_tokens) - len(table)
+        if fresh <= 0:
+            return True
         if fresh > self.num_free_blocks:
             return False
         table.extend(self._take() for _ in range(fresh))

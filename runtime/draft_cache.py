@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from magicdec.runtime.block_manager import BlockManager
 from magicdec.runtime.cyclic_cache import CyclicCache, num_sink_blocks
 from magicdec.runtime.manifest import SinkPositions
-from magicdec.runtime.model_input import SequenceInput
+from magicdec.runtime.model_input import ModelInput, SequenceInput, pack, pack_views
 from magicdec.runtime.model_runner import ModelRunner
 from magicdec.runtime.request import Request
 
@@ -17,12 +18,12 @@ from magicdec.runtime.request import Request
 class DraftCache(Protocol):
     """Knows, for each request, what a draft pass has to be fed and what it sees."""
 
-    def catch_up(self, request: Request) -> SequenceInput:
+    def catch_up(self, requests: Sequence[Request]) -> ModelInput:
         """Feed the committed tokens that the draft has not read yet; the last one's logits give the first draft."""
         ...
 
-    def feed(self, request: Request, token_id: int, num_drafts: int) -> SequenceInput:
-        """Feed draft token number `num_drafts` (1 = the first)."""
+    def feed(self, requests: Sequence[Request], token_ids: Sequence[int], num_drafts: int) -> ModelInput:
+        """Feed each request's draft token number `num_drafts` (1 = the first)."""
         ...
 
     def release(self, request: Request) -> None:
@@ -44,28 +45,28 @@ class TargetWindow:
         self.window_size = window_size
         self.num_sink_blocks = num_sink_blocks(num_sink_tokens, blocks.block_size)
 
-    def catch_up(self, request: Request) -> SequenceInput:
+    def catch_up(self, requests: Sequence[Request]) -> ModelInput:
         """The target has read all but the last committed token already."""
-        assert request.num_pending_tokens == 1
-        return self._view(request, len(request.token_ids) - 1, request.token_ids[-1])
+        assert all(request.num_pending_tokens == 1 for request in requests)
+        return self._view(requests, [request.token_ids[-1] for request in requests], 0)
 
-    def feed(self, request: Request, token_id: int, num_drafts: int) -> SequenceInput:
-        """One draft token at the next position."""
-        return self._view(request, len(request.token_ids) - 1 + num_drafts, token_id)
+    def feed(self, requests: Sequence[Request], token_ids: Sequence[int], num_drafts: int) -> ModelInput:
+        """One draft token each at the next position."""
+        return self._view(requests, token_ids, num_drafts)
 
     def release(self, request: Request) -> None:
         """The blocks are the target's."""
 
-    def _view(self, request: Request, position: int, token_id: int) -> SequenceInput:
-        size, table = self.blocks.block_size, self.blocks.table(request.request_id)
-        first_recent = max(self.num_sink_blocks, (position - self.window_size) // size)
-        return SequenceInput(
-            token_ids=[token_id],
-            positions=[position],
-            cache_len=position - (first_recent - self.num_sink_blocks) * size,
-            block_table=table[: self.num_sink_blocks] + table[first_recent : position // size + 1],
-            slot_mapping=self.blocks.slots(request.request_id, position, position + 1),
-            num_logits=1,
+    def _view(self, requests: Sequence[Request], token_ids: Sequence[int], num_drafts: int) -> ModelInput:
+        positions = np.array([len(request.token_ids) for request in requests]) - 1 + num_drafts
+        first_recent = np.maximum(self.num_sink_blocks, (positions - self.window_size) // self.blocks.block_size)
+        return pack_views(
+            self.blocks.tables([request.request_id for request in requests]),
+            [[token_id] for token_id in token_ids],
+            positions,
+            np.ones_like(positions),
+            self.num_sink_blocks,
+            first_recent - self.num_sink_blocks,
         )
 
 
@@ -93,8 +94,20 @@ class CyclicDraftCache:
         self.sinks_follow = sink_positions == "in_cache"
         self._states: dict[str, _DraftState] = {}
 
-    def catch_up(self, request: Request) -> SequenceInput:
+    def catch_up(self, requests: Sequence[Request]) -> ModelInput:
         """Everything committed that the draft has not read; the whole bounded view if it is too far behind."""
+        return pack([self._catch_up(request) for request in requests])
+
+    def feed(self, requests: Sequence[Request], token_ids: Sequence[int], num_drafts: int) -> ModelInput:
+        """One draft token each."""
+        return pack([self._feed(*each, num_drafts) for each in zip(requests, token_ids, strict=True)])
+
+    def release(self, request: Request) -> None:
+        """Give the blocks back."""
+        if self._states.pop(request.request_id, None) is not None:
+            self.blocks.free(request.request_id)
+
+    def _catch_up(self, request: Request) -> SequenceInput:
         state, token_ids = self._state_of(request), request.token_ids
         cache, num_tokens = state.cache, len(token_ids)
         cache.rewind(min(state.num_confirmed(token_ids), num_tokens - 1))
@@ -103,17 +116,11 @@ class CyclicDraftCache:
             return self._read_bounded(token_ids, state)
         return self._append(state, token_ids[cache.num_tokens :])
 
-    def feed(self, request: Request, token_id: int, num_drafts: int) -> SequenceInput:
-        """One draft token."""
+    def _feed(self, request: Request, token_id: int, num_drafts: int) -> SequenceInput:
         state = self._states[request.request_id]
         state.drafts.append(token_id)
         assert len(state.drafts) == num_drafts
         return self._append(state, [token_id])
-
-    def release(self, request: Request) -> None:
-        """Give the blocks back."""
-        if self._states.pop(request.request_id, None) is not None:
-            self.blocks.free(request.request_id)
 
     def _state_of(self, request: Request) -> "_DraftState":
         owner, size = request.request_id, self.blocks.block_size

@@ -15,7 +15,7 @@ from magicdec.runtime.draft import Draft
 from magicdec.runtime.draft_controller import DraftController, Round
 from magicdec.runtime.draws import child_seed, fresh_seed
 from magicdec.runtime.logits import LogitsProcessor, Logprob
-from magicdec.runtime.model_input import SequenceInput, pack
+from magicdec.runtime.model_input import ModelInput, pack_views
 from magicdec.runtime.model_runner import ModelRunner
 from magicdec.runtime.outputs import RequestOutput
 from magicdec.runtime.proposer import Proposer
@@ -157,23 +157,22 @@ class Engine:
 
         Returns the logits [N, V], and for each request which rows are its k + 1 (none for a chunk of a prompt).
         """
-        rows = [self._target_rows(entry, draft) for entry, draft in zip(scheduled, drafts, strict=True)]
-        stops = [0, *itertools.accumulate(row.num_logits for row in rows)]
-        return self.runner.forward(pack(rows)), list(itertools.pairwise(stops))
+        wanted = [
+            1 + len(draft.token_ids) if entry.completes else 0 for entry, draft in zip(scheduled, drafts, strict=True)
+        ]
+        stops = [0, *itertools.accumulate(wanted)]
+        return self.runner.forward(self._target_input(scheduled, drafts, wanted)), list(itertools.pairwise(stops))
 
-    def _target_rows(self, entry: ScheduledRequest, draft: Draft) -> SequenceInput:
-        request, start = entry.request, entry.request.num_computed_tokens
-        committed = request.token_ids[start : start + entry.num_tokens]
-        stop = start + len(committed) + len(draft.token_ids)
-        table = self.blocks.table(request.request_id)
-        return SequenceInput(
-            token_ids=committed + draft.token_ids,
-            positions=range(start, stop),
-            cache_len=start,
-            block_table=table[: self.blocks.blocks_for(stop)],
-            slot_mapping=self.blocks.slots(request.request_id, start, stop),
-            num_logits=1 + len(draft.token_ids) if entry.completes else 0,
-        )
+    def _target_input(
+        self, scheduled: Sequence[ScheduledRequest], drafts: Sequence[Draft], num_logits: Sequence[int]
+    ) -> ModelInput:
+        starts = [entry.request.num_computed_tokens for entry in scheduled]
+        token_ids = [
+            entry.request.token_ids[start : start + entry.num_tokens] + draft.token_ids
+            for entry, start, draft in zip(scheduled, starts, drafts, strict=True)
+        ]
+        tables = self.blocks.tables([entry.request.request_id for entry in scheduled])
+        return pack_views(tables, token_ids, starts, num_logits)
 
     def _accept(
         self,

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from magicdec.runtime.block_tables import BlockTables, Ints
+
 
 @dataclass(slots=True)  # not frozen, which would make it several times as slow to make
 class SequenceInput:
@@ -60,5 +62,33 @@ def pack(sequences: Sequence[SequenceInput]) -> ModelInput:
     )
 
 
+def pack_views(
+    tables: BlockTables,
+    token_ids: Sequence[Sequence[int]],  # [B] new tokens of each sequence
+    starts: Sequence[int] | Ints,  # [B] position of the first of them
+    num_logits: Sequence[int] | Ints,  # [B] of the last so many
+    num_sinks: int = 0,
+    num_skipped: Ints | None = None,  # [B] blocks behind the first `num_sinks` that the view leaves out
+) -> ModelInput:
+    """As `pack`, for sequences that are seen through their own block tables, at their own positions."""
+    first, counts = np.asarray(starts), np.array([len(each) for each in token_ids])
+    skipped = np.zeros_like(first) if num_skipped is None else num_skipped
+    ends = counts.cumsum()
+    sequences = np.arange(len(counts)).repeat(counts)  # [T]
+    rows = np.arange(len(sequences))  # [T]
+    positions = rows + (first + counts - ends)[sequences]
+    num_blocks = -(-(first + counts) // tables.block_size)
+    return ModelInput(
+        input_ids=_flatten(token_ids),
+        positions=torch.from_numpy(positions),
+        query_start_loc=torch.from_numpy(np.append(0, ends)),
+        cache_lens=torch.from_numpy(first - skipped * tables.block_size),
+        block_table=torch.from_numpy(tables.views(num_blocks, num_sinks, skipped)),
+        slot_mapping=torch.from_numpy(tables.slots(sequences, positions)),
+        logits_indices=torch.from_numpy((rows >= (ends - num_logits)[sequences]).nonzero()[0]),
+    )
+
+
 def _flatten(rows: Sequence[Sequence[int]]) -> torch.Tensor:
-    return torch.tensor(list(itertools.chain.from_iterable(rows)), dtype=torch.int64)
+    flat = np.array(list(itertools.chain.from_iterable(rows)), dtype=np.int64)  # faster than PyTorch's own
+    return torch.from_numpy(flat)

@@ -1,5 +1,6 @@
 """Drafts from a model that sees each sequence through a bounded view: self-speculation and separate draft alike."""
 
+import itertools
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ import torch
 from magicdec.errors import RequestError
 from magicdec.runtime.draft import NO_DRAFT, Draft
 from magicdec.runtime.draft_cache import DraftCache
-from magicdec.runtime.model_input import SequenceInput, pack
+from magicdec.runtime.model_input import ModelInput
 from magicdec.runtime.model_runner import ModelRunner
 from magicdec.runtime.request import Request
 from magicdec.runtime.sampler import DraftToken, draft_draws, sample_draft_tokens
@@ -74,15 +75,20 @@ class ModelProposer:
             self._given_up.discard(request)
 
     def _draw_all(self, active: list[_Work]) -> None:
-        rows = [self.cache.catch_up(work.request) for work in active]
-        while active:
-            self._draw(active, rows)
+        if not active:
+            return
+        inputs = self.cache.catch_up([work.request for work in active])
+        for num_drafts in itertools.count(1):
+            self._draw(active, inputs)
             active = [work for work in active if work.wants_more and work.request not in self._given_up]
-            rows = [self.cache.feed(work.request, work.tokens[-1], len(work.tokens)) for work in active]
+            if not active:
+                return
+            requests, last = [work.request for work in active], [work.tokens[-1] for work in active]
+            inputs = self.cache.feed(requests, last, num_drafts)
 
-    def _draw(self, active: list[_Work], rows: list[SequenceInput]) -> None:
+    def _draw(self, active: list[_Work], inputs: ModelInput) -> None:
         """One packed draft pass, and one more token for every active request."""
-        logits = self.runner.forward(pack(rows))  # [len(active), V]
+        logits = self.runner.forward(inputs)  # [len(active), V]
         requests, tokens, draws = zip(*((work.request, work.tokens, work.draws) for work in active), strict=True)
         for work, token in zip(active, sample_draft_tokens(requests, logits, tokens, draws), strict=True):
             if isinstance(token, RequestError):

@@ -3,6 +3,7 @@
 The drafts are scripted, so that a test chooses how many of them the target will accept.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 
 import torch
@@ -102,24 +103,30 @@ class AuditedCache:
         self.num_views = 0
         self.num_bounded_views = 0  # of them, with something evicted
 
-    def catch_up(self, request: Request) -> SequenceInput:
+    def catch_up(self, requests: Sequence[Request]) -> ModelInput:
         """As the inner cache; the drafts of an earlier round are over."""
-        self.drafts[request] = []
-        return self._audit(request, self.inner.catch_up(request))
+        self.drafts.update((request, []) for request in requests)
+        return self._audit(requests, self.inner.catch_up(requests))
 
-    def feed(self, request: Request, token_id: int, num_drafts: int) -> SequenceInput:
+    def feed(self, requests: Sequence[Request], token_ids: Sequence[int], num_drafts: int) -> ModelInput:
         """As the inner cache."""
-        self.drafts[request].append(token_id)
-        assert len(self.drafts[request]) == num_drafts
-        return self._audit(request, self.inner.feed(request, token_id, num_drafts))
+        for request, token_id in zip(requests, token_ids, strict=True):
+            self.drafts[request].append(token_id)
+            assert len(self.drafts[request]) == num_drafts
+        return self._audit(requests, self.inner.feed(requests, token_ids, num_drafts))
 
     def release(self, request: Request) -> None:
         """As the inner cache."""
         self.drafts.pop(request, None)
         self.inner.release(request)
 
-    def _audit(self, request: Request, row: SequenceInput) -> SequenceInput:
-        self.pending.append(request)
+    def _audit(self, requests: Sequence[Request], inputs: ModelInput) -> ModelInput:
+        self.pending += requests
+        for request, row in zip(requests, unpack(inputs), strict=True):
+            self._check(request, row)
+        return inputs
+
+    def _check(self, request: Request, row: SequenceInput) -> None:
         history = request.token_ids + self.drafts[request]
         size, num_seen = self.runner.block_size, row.cache_len + len(row.token_ids)
         num_evicted, num_recent = len(history) - num_seen, num_seen - self.num_sinks
@@ -135,7 +142,6 @@ class AuditedCache:
         assert seen + list(row.token_ids) == expected, "the draft sees another text"
         self.num_views += 1
         self.num_bounded_views += num_evicted > 0
-        return row
 
 
 class _Scripted:
@@ -164,6 +170,26 @@ class _Scripted:
     def write_keys(self, slots: list[int], positions: list[int], keys: torch.Tensor) -> None:
         """As the inner runner."""
         self.runner.write_keys(slots, positions, keys)
+
+
+def unpack(inputs: ModelInput) -> list[SequenceInput]:
+    """The sequences of a pass, one by one."""
+    starts, wanted = inputs.query_start_loc.tolist(), inputs.logits_indices.tolist()
+    rows = []
+    for index, (start, stop) in enumerate(itertools.pairwise(starts)):
+        num_logits = sum(start <= row < stop for row in wanted)
+        assert all(row in wanted for row in range(stop - num_logits, stop)), "logits are wanted of other rows"
+        rows.append(
+            SequenceInput(
+                token_ids=inputs.input_ids[start:stop].tolist(),
+                positions=inputs.positions[start:stop].tolist(),
+                cache_len=int(inputs.cache_lens[index]),
+                block_table=inputs.block_table[index].tolist(),
+                slot_mapping=inputs.slot_mapping[start:stop].tolist(),
+                num_logits=num_logits,
+            )
+        )
+    return rows
 
 
 def published(blocks: BlockManager) -> set[int]:

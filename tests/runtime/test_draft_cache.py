@@ -10,11 +10,11 @@ import torch
 from magicdec.runtime import cyclic_cache
 from magicdec.runtime.block_manager import BlockManager
 from magicdec.runtime.draft_cache import CyclicDraftCache, DraftCache, TargetWindow
-from magicdec.runtime.model_input import SequenceInput, pack
+from magicdec.runtime.model_input import SequenceInput
 from magicdec.runtime.request import Request
 from magicdec.runtime.toy_runner import ToyRunner
 from tests import toy
-from tests.audit import AuditedCache
+from tests.audit import AuditedCache, unpack
 
 Positions = Literal["in_cache", "absolute"]
 POSITIONS: tuple[Positions, ...] = ("in_cache", "absolute")
@@ -47,12 +47,12 @@ class Draft:
 
     def propose(self, request: Request, drafts: Sequence[int]) -> SequenceInput:
         """Catch up, and feed all drafts but the last, as a proposer does; returns the catch-up row."""
-        first = self.cache.catch_up(request)
-        self.runner.forward(pack([first]))
+        first = self.cache.catch_up([request])
+        self.runner.forward(first)
         for count, token_id in enumerate(drafts[:-1], 1):
-            self.runner.forward(pack([self.cache.feed(request, token_id, count)]))
+            self.runner.forward(self.cache.feed([request], [token_id], count))
         self.inner.blocks.check_integrity()
-        return first
+        return unpack(first)[0]
 
 
 def _tokens(count: int, seed: float = 0) -> list[int]:
@@ -137,8 +137,9 @@ def test_rotary_distance_stays_below_the_budget_with_sinks_that_follow(positions
     draft, request = Draft(positions), toy.request(_tokens(30))
     for _ in range(60):
         draft.propose(request, [1, 2, 3, 4])
-        row = draft.cache.inner.catch_up(request)
-        draft.runner.forward(pack([row]))
+        inputs = draft.cache.inner.catch_up([request])
+        draft.runner.forward(inputs)
+        (row,) = unpack(inputs)
         sink = draft.runner.slots[row.block_table[0] * 4]
         assert sink is not None
         distance = row.positions[-1] - sink.position
@@ -165,7 +166,7 @@ def test_sink_keys_are_copied_once_and_moved_with_each_evicted_block() -> None:
     )
     request = toy.request(_tokens(17))
     for _ in range(15):
-        runner.forward(pack([cache.catch_up(request)]))
+        runner.forward(cache.catch_up([request]))
         request.token_ids += [1]
     assert calls == [("read", 4), ("write", 8), ("write", 12)]
 
@@ -195,7 +196,7 @@ def test_target_window_names_sinks_and_window_of_the_targets_own_table() -> None
         request = toy.request(_tokens(length))
         request.num_computed_tokens = length - 1
         for count in range(3):
-            row = window.catch_up(request) if count == 0 else window.feed(request, 1, count)
+            (row,) = unpack(window.catch_up([request]) if count == 0 else window.feed([request], [1], count))
             position = length - 1 + count
             first = max(4, (position - 8) // 4 * 4)  # the first recent token that is seen
             seen = [*range(min(4, position)), *range(first, position)]

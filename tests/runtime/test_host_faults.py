@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from magicdec.runtime import cyclic_cache, draft_cache
 from magicdec.runtime.block_manager import BlockManager
+from magicdec.runtime.block_tables import BlockTables
 from magicdec.runtime.cyclic_cache import CyclicCache
 from magicdec.runtime.draft_cache import CyclicDraftCache, TargetWindow
 from magicdec.runtime.engine import Engine
@@ -24,6 +25,7 @@ from tests.runtime import test_cyclic_cache as cyclic_tests
 from tests.runtime import test_draft_cache as draft_tests
 from tests.runtime import test_engine_ends as end_tests
 from tests.runtime import test_engine_toy as engine_tests
+from tests.runtime import test_model_input as model_input_tests
 from tests.runtime import test_ngram as ngram_tests
 from tests.runtime import test_scheduler as scheduler_tests
 from tests.runtime import test_state_machine as machines
@@ -100,26 +102,33 @@ FAULTS = {
     "draft view one block late": Fault(
         TargetWindow,
         "_view",
-        "// size)\n",
-        "// size + 1)\n",
+        "// self.blocks.block_size)",
+        "// self.blocks.block_size + 1)",
         (
             draft_tests.test_target_window_names_sinks_and_window_of_the_targets_own_table,
             _machine(machines.SelfMachine),
         ),
     ),
     "draft table one block late": Fault(
-        TargetWindow,
-        "_view",
-        "table[first_recent : position",
-        "table[first_recent - 1 : position",
-        (lambda: engine_tests.test_windows_that_wrap_many_times("self", 2, 2, 1), _machine(machines.SelfMachine)),
+        BlockTables,
+        "views",
+        "+= num_skipped[:, None]",
+        "+= num_skipped[:, None] - (num_skipped[:, None] > 0)",
+        (
+            lambda: model_input_tests.test_views_are_packed_as_their_sequences_one_by_one(1),
+            lambda: engine_tests.test_windows_that_wrap_many_times("self", 2, 2, 1),
+            _machine(machines.SelfMachine),
+        ),
     ),
     "verify reads one block too few": Fault(
-        Engine,
-        "_target_rows",
-        "self.blocks.blocks_for(stop)]",
-        "self.blocks.blocks_for(stop) - 1]",
-        (lambda: engine_tests.test_batch_of_one("ngram"),),
+        BlockTables,
+        "views",
+        "num_blocks - num_skipped",
+        "num_blocks - num_skipped - 1",
+        (
+            lambda: model_input_tests.test_views_are_packed_as_their_sequences_one_by_one(1),
+            lambda: engine_tests.test_batch_of_one("ngram"),
+        ),
     ),
     "drafts count as computed": Fault(
         Engine,
