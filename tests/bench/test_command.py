@@ -1,7 +1,6 @@
 """`magicdec bench` on a tiny pair: a whole run, filled contexts, and what it refuses."""
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,15 +20,8 @@ from magicdec.runtime.model_proposer import ModelProposer
 from tests.engines import tiny_pair
 from tests.tiny_models import write_tiny_checkpoint
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 TEXT = "there in the one and on the other are the rest then, and 1 or 2 of them has no end; "
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,9 @@
 """Engines that many tests share."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.engines import Drafter, tiny_pair
 
@@ -12,12 +11,8 @@ PairFactory = Callable[[Drafter], Path]
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tiny models run faster on one thread, and much faster beside other processes."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def _one_thread(one_thread: None) -> None:
+    """For all tests here."""
 
 
 @pytest.fixture(scope="session")
