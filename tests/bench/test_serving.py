@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -282,3 +283,25 @@ def test_load_soak_and_aiperf_on_the_real_server(tmp_path: Path) -> None:
     assert found["aiperf"]["totals"]["requests"] == 6
     assert found["aiperf"]["metrics"]["output tokens"][0] == 12
     assert "| TTFT, ms |" in done.stdout
+
+
+def test_the_page_is_filled_between_its_marks(serving: dict[str, ModuleType], tmp_path: Path) -> None:
+    """Of the parts that were measured; what else it says stays."""
+    assert serving
+    spec = spec_from_file_location("measure_serving", ROOT / "docs" / "measure_serving.py")
+    assert spec is not None
+    assert spec.loader is not None
+    script = module_from_spec(spec)
+    spec.loader.exec_module(script)
+    for part in result():
+        assert all(script.PAGE.read_text().count(mark) == 1 for mark in script.marks(part))
+    page, measured = tmp_path / "page.md", tmp_path / "result.json"
+    page.write_text("".join(f"{script.marks(part)[0]}\nold {part}\n{script.marks(part)[1]}\n" for part in result()))
+    measured.write_text(json.dumps({part: result()[part] for part in ("load", "soak")}))
+    script.write(page, measured)
+    text = page.read_text()
+    assert "old load" not in text
+    assert "old soak" not in text
+    assert "\nold aiperf\n" in text
+    for part, table in serving["table"].markdown(result()).items():
+        assert (table in text) == (part != "aiperf")
