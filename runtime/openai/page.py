@@ -32,7 +32,7 @@ def built_page() -> tuple[str, str]:
 
 
 def _read(name: str) -> str:
-    return files("magicdec.runtime.openai").joinpath("web", name).read_text(encoding="utf-8")
+    return (files("magicdec.runtime.openai") / "web" / name).read_text(encoding="utf-8")
 
 
 def _digest(text: str) -> str:

@@ -166,7 +166,13 @@ function figures(metrics) {
   $("length").textContent = run.tokensARound ? run.tokensARound.toFixed(2) : "–";
   $("speed").textContent = run.speed ? run.speed.toFixed(1) : "–";
   measure($("accepted"), metrics ? `${accepted}` : "–", metrics && ` of ${drafted}${drafted ? `, ${percent(accepted, drafted)}` : ""}`);
-  measure($("first"), first === undefined ? "–" : first.toFixed(2), first !== undefined && " s");
+  measure($("first"), ...duration(first));
+}
+
+/** Number and unit. */
+function duration(seconds) {
+  if (seconds === undefined) return ["–"];
+  return seconds < 1 ? [Math.round(1000 * seconds), " ms"] : [seconds.toFixed(2), " s"];
 }
 
 /** A figure with its smaller rest. */
@@ -249,6 +255,11 @@ $("answer").addEventListener("mouseleave", () => run && light(null));
 $("rounds").addEventListener("mousemove", (event) => run && light(roundsPlot.at(event.clientX)));
 $("rounds").addEventListener("mouseleave", () => run && light(null));
 $("colours").addEventListener("change", (event) => $("answer").classList.toggle("coloured", event.target.checked));
+$("key").addEventListener("keydown", (event) => {
+  if (event.key !== "Enter") return;
+  event.preventDefault(); // it shall not generate
+  $("prompt").focus(); // which also tells of the change
+});
 $("key").addEventListener("change", () => {
   sessionStorage.setItem("key", $("key").value);
   connect();

@@ -59,6 +59,6 @@ class Run {
     this._points.push([now, metrics.num_output_tokens]);
     while (this._points.length > 2 && this._points[1][0] <= now - WINDOW) this._points.shift();
     const [time, tokens] = this._points[0];
-    if (now > time && now >= WINDOW / 4) this.line.push([now, (metrics.num_output_tokens - tokens) / (now - time)]);
+    if (now > time && now >= WINDOW / 10) this.line.push([now, (metrics.num_output_tokens - tokens) / (now - time)]);
   }
 }
