@@ -9,10 +9,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from magicdec.errors import EngineFailedError, MagicDecError, NotReadyError, QueueFullError
+from magicdec.runtime.sampling_params import SamplingParams
 
 MAX_CHARS = 1000  # of a message, which may quote what was sent
 RETRY_SECONDS = {429: "1", 503: "5"}
 CLIENT_LEFT = 499  # nobody reads it; nginx's code for it, in the log
+_FIELDS = {"prompt", *SamplingParams.model_fields}
 _TYPES = {
     401: "authentication_error",
     404: "not_found_error",
@@ -20,7 +22,7 @@ _TYPES = {
     503: "service_unavailable_error",
     504: "timeout_error",
 }
-_PARAMETER = re.compile(r"sampling parameter (\w+)")
+_FIELD = re.compile(r"(sampling parameter |the )?(\w+)")
 
 
 class ApiError(MagicDecError):
@@ -52,8 +54,15 @@ def as_api_error(error: MagicDecError) -> ApiError:
         return ApiError(503, text, code="not_ready")
     if isinstance(error, EngineFailedError):
         return ApiError(500, text, code="engine_failed")
-    named = _PARAMETER.search(text)
-    return ApiError(400, text, param=named and named[1])
+    return ApiError(400, text, param=_field(text))
+
+
+def _field(text: str) -> str | None:
+    """What the engine's message is about; it begins with the name."""
+    found = _FIELD.match(text)
+    if found and (found[1] == "sampling parameter " or found[2] in _FIELDS):
+        return found[2]
+    return None
 
 
 def install_error_handlers(app: FastAPI) -> None:

@@ -25,3 +25,10 @@ def served(llm: LLM) -> Iterator[Served]:
     """A server of its own for each test, so that none depends on another."""
     with serving(llm) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def shared(llm: LLM) -> Iterator[Served]:
+    """One server for many small requests."""
+    with serving(llm) as running:
+        yield running

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,7 @@ class Served:
     server: Server
     client: OpenAI
     http: httpx2.Client
+    pool: ThreadPoolExecutor
 
     @property
     def num_used_blocks(self) -> int:
@@ -51,6 +53,17 @@ class Served:
             return self.http.post(path, content=body, headers=headers)
         return self.http.post(path, json=body, headers=headers)
 
+    def later(self, path: str, body: dict[str, Any]) -> "Future[httpx2.Response]":
+        """The same by a thread of its own."""
+        return self.pool.submit(self.post, path, body)
+
+    @contextmanager
+    def stream(self, path: str, body: dict[str, Any]) -> Iterator[Iterator[str]]:
+        """The events of a stream; leaving the block closes the connection."""
+        with self.http.stream("POST", path, json={**body, "stream": True}) as answer:
+            assert answer.status_code == 200
+            yield (line.removeprefix("data: ") for line in answer.iter_lines() if line)
+
     def is_idle(self) -> bool:
         """Whether nothing is open and nothing is held."""
         return self.llm.num_open_requests == 0 and self.num_used_blocks == 0
@@ -58,7 +71,12 @@ class Served:
 
 @contextmanager
 def serving(
-    llm: LLM, *, limits: Limits | None = None, api_keys: Sequence[str] = (), max_queue_size: int = 256
+    llm: LLM,
+    *,
+    limits: Limits | None = None,
+    api_keys: Sequence[str] = (),
+    max_queue_size: int = 256,
+    drain_timeout: float = 0,
 ) -> Iterator[Served]:
     """Serve it until the block ends; then the server must be gone, and the engine hold nothing."""
     registry, started = CollectorRegistry(), threading.Event()
@@ -68,7 +86,7 @@ def serving(
     ):
         service = Service(served, MODEL, registry, limits or Limits(), created=1)
         app = make_app(service, api_keys)
-        server = Server(app, served, drain_timeout=0, on_start=lambda *_: started.set())
+        server = Server(app, served, drain_timeout=drain_timeout, on_start=lambda *_: started.set())
         thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
         thread.start()
         assert started.wait(SECONDS)
@@ -78,8 +96,9 @@ def serving(
             with (
                 OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=SECONDS) as client,
                 httpx2.Client(base_url=url, timeout=SECONDS, trust_env=False) as http,
+                ThreadPoolExecutor(16) as pool,
             ):
-                yield Served(url, served, server, client, http)
+                yield Served(url, served, server, client, http, pool)
         finally:
             server.stop()
             thread.join(SECONDS)
@@ -106,14 +125,25 @@ def held(llm: LLM) -> Iterator[threading.Semaphore]:
         llm.engine.step = step  # type: ignore[method-assign]
 
 
+@contextmanager
+def slowed(llm: LLM, seconds: float) -> Iterator[None]:
+    """Every step of the engine takes longer."""
+    step = llm.engine.step
+
+    def wait_and_step() -> list[RequestOutput]:
+        time.sleep(seconds)
+        return step()
+
+    llm.engine.step = wait_and_step  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        llm.engine.step = step  # type: ignore[method-assign]
+
+
 def wait_until(condition: Callable[[], bool], what: str) -> None:
     """Or fail."""
     end = time.monotonic() + SECONDS
     while not condition():
         assert time.monotonic() < end, f"not within {SECONDS:g} s: {what}"
         time.sleep(0.005)
-
-
-def events(lines: Iterator[str]) -> list[str]:
-    """The data of server-sent events."""
-    return [line.removeprefix("data: ") for line in lines if line]

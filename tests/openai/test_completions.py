@@ -8,7 +8,7 @@ import pytest
 
 from magicdec.runtime.llm import LLM
 from magicdec.runtime.sampling_params import SamplingParams
-from tests.openai.serving import MODEL, Served, events
+from tests.openai.serving import MODEL, Served
 
 PROMPT = "Once upon a time, the king said:"
 
@@ -61,7 +61,10 @@ def test_events_as_they_are(served: Served) -> None:
         assert answer.headers["content-type"].startswith("text/event-stream")
         assert answer.headers["cache-control"] == "no-cache"
         assert "content-length" not in answer.headers
-        found = events(answer.iter_lines())
+        lines = list(answer.iter_lines())
+    assert lines[1::2] == [""] * (len(lines) // 2)
+    assert all(line.startswith("data: ") for line in lines[::2])
+    found = [line.removeprefix("data: ") for line in lines[::2]]
     assert found[-1] == "[DONE]"
     assert all("usage" not in event for event in found)
 
@@ -128,9 +131,8 @@ def test_details_tell_of_speculation(llm: LLM, served: Served) -> None:
     body = {"prompt": PROMPT, "max_tokens": 30, "temperature": 0, "magicdec_details": True}
     params = SamplingParams(max_tokens=30, temperature=0)
     whole = served.post("/v1/completions", body).json()["choices"][0]["magicdec"]
-    with served.http.stream("POST", "/v1/completions", json={**body, "stream": True}) as answer:
-        found = [event for event in events(answer.iter_lines()) if event != "[DONE]"]
-    parts = [json.loads(event)["magicdec"] for event in found]
+    with served.stream("/v1/completions", body) as events:
+        parts = [json.loads(event)["magicdec"] for event in events if event != "[DONE]"]
     expected = offline(llm, served, [PROMPT], params)[0].outputs[0]
     for name, value in (("token_origins", expected.token_origins), ("token_lengths", expected.token_lengths)):
         assert whole[name] == value

@@ -1,0 +1,62 @@
+"""Leaving in good order: what is open may end, what is new is told to go elsewhere."""
+
+import json
+from typing import Any
+
+import pytest
+
+from magicdec.runtime.llm import LLM
+from magicdec.runtime.sampling_params import SamplingParams
+from tests.openai.serving import SECONDS, held, serving, slowed, wait_until
+
+PROMPT = "Once upon a time"
+LONG: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 300, "ignore_eos": True, "seed": 5}
+
+
+def test_open_requests_end(llm: LLM) -> None:
+    expected = llm.generate(PROMPT, SamplingParams(max_tokens=300, ignore_eos=True, seed=5))[0].outputs[0].text
+    with serving(llm, drain_timeout=SECONDS) as served, held(llm) as gate:
+        gate.release(2)
+        with served.stream("/v1/completions", LONG) as events:
+            texts = [_text(next(events))]
+            waiting = served.later("/v1/completions", LONG)
+            wait_until(lambda: served.llm.num_open_requests == 2, "both are open")
+            served.server.stop()
+            wait_until(lambda: served.llm.status == "draining", "it drains")
+            assert served.http.get("/ready").status_code == 503
+            assert served.http.get("/health").status_code == 200
+            for stream in (False, True):
+                refusal = served.post("/v1/completions", {"prompt": "hi", "stream": stream})
+                assert refusal.status_code == 503
+                assert refusal.json()["error"]["code"] == "not_ready"
+                assert refusal.headers["retry-after"]
+            gate.release(1000)
+            texts += [_text(event) for event in events if event != "[DONE]"]
+        assert "".join(texts) == expected
+        assert waiting.result(SECONDS).json()["choices"][0]["text"] == expected
+        wait_until(lambda: served.llm.status == "stopped", "it stops")
+
+
+@pytest.mark.parametrize("twice", [False, True], ids=["time is over", "second signal"])
+def test_what_does_not_end_is_ended(llm: LLM, twice: bool) -> None:
+    """With an error, not as if it were whole."""
+    with serving(llm, drain_timeout=SECONDS if twice else 0.3) as served, slowed(llm, 0.02):
+        with served.stream("/v1/completions", {**LONG, "max_tokens": 1500, "num_draft_tokens": 0}) as events:
+            next(events)
+            waiting = served.later("/v1/completions", {**LONG, "max_tokens": 1500, "num_draft_tokens": 0})
+            wait_until(lambda: served.llm.num_open_requests == 2, "both are open")
+            served.server.stop()
+            if twice:
+                wait_until(lambda: served.llm.status == "draining", "it drains")
+                served.server.stop()
+            *_, failure, done = events
+        assert json.loads(failure)["error"]["code"] == "shutting_down"
+        assert done == "[DONE]"
+        answer = waiting.result(SECONDS)
+        assert answer.status_code == 503
+        assert answer.json()["error"]["code"] == "shutting_down"
+        wait_until(lambda: served.llm.status == "stopped", "it stops")
+
+
+def _text(event: str) -> str:
+    return str(json.loads(event)["choices"][0]["text"])
