@@ -262,7 +262,7 @@ $("key").addEventListener("keydown", (event) => {
 });
 $("key").addEventListener("change", () => {
   sessionStorage.setItem("key", $("key").value);
-  connect();
+  if ($("key").value) connect();
 });
 $("theme").addEventListener("click", () => {
   const order = ["system", "light", "dark"];
