@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from magicdec.errors import RequestError
 from magicdec.runtime.triton_backend import text_tensors, wire
-from magicdec.runtime.triton_backend.llm_tensors import OUTPUTS
 
 LLM: Final = "tensorrt_llm"
 MAX_OPEN: Final = 512  # requests at a time, a thread each; more wait
@@ -30,7 +29,7 @@ class Call:
 
     tensors: Mapping[str, NDArray[Any]]
     timeout: int  # microseconds, 0 for none
-    sender: Any
+    sender: wire.ResponseSender
     child_id: str
     stopped: bool = False
 
@@ -60,7 +59,7 @@ class BLSModel:
     def execute(self, requests: Sequence[Any]) -> None:
         """Start on requests; answers are sent as they come."""
         for request in requests:
-            sender = request.get_response_sender()
+            sender = wire.ResponseSender(request)
             call = Call(wire.read_tensors(request), request.timeout(), sender, str(uuid.uuid4()))
             with self._lock:
                 self._open.add(call)
@@ -76,13 +75,13 @@ class BLSModel:
         try:
             if self._decoupled:
                 for answer in self._answers(call):
-                    call.sender.send(answer)
-                call.sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+                    call.sender.forward(answer, final=False)
+                call.sender.forward(None, final=True)
             else:
                 (answer,) = self._answers(call)
-                call.sender.send(answer, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+                call.sender.forward(answer, final=True)
         except Exception as error:
-            call.sender.send(wire.error_response(error), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+            call.sender.fail(error, final=True)
         finally:
             with self._lock:
                 self._open.discard(call)
@@ -94,14 +93,17 @@ class BLSModel:
         prepared = _preprocess(call.tensors)
         given = {to: prepared[name] for to, name in text_tensors.FROM_PREPROCESSING.items()}
         given |= {to: call.tensors[name] for to, name in text_tensors.TO_LLM.items() if name in call.tensors}
-        wanted = [tensor.name for tensor in OUTPUTS if tensor.name in text_tensors.FROM_LLM]
+        wanted = [*text_tensors.FROM_LLM, wire.ERROR]
         for response in _responses(LLM, given, wanted, call.child_id, decoupled=self._decoupled, timeout=call.timeout):
             call.stop_if_cancelled()
             if response.has_error():
                 yield pb_utils.InferenceResponse([], response.error())
-            elif response.output_tensors():
-                tensors = {text_tensors.FROM_LLM[each.name()]: each.as_numpy() for each in response.output_tensors()}
-                yield wire.response(tensors)
+                continue
+            tensors = {each.name(): each.as_numpy() for each in response.output_tensors()}
+            if wire.ERROR in tensors:
+                yield wire.error_response(RequestError(tensors[wire.ERROR].item().decode()))
+            elif tensors:
+                yield wire.response({text_tensors.FROM_LLM[name]: array for name, array in tensors.items()})
 
     def _watch(self) -> None:
         while not self._closing.wait(PERIOD):
@@ -136,6 +138,7 @@ def _responses(
         inputs=[pb_utils.Tensor(name, array) for name, array in inputs.items()],
         requested_output_names=list(outputs),
         timeout=timeout,
+        parameters={wire.ERRORS_AS_OUTPUT: decoupled},
     )
     if decoupled:
         yield from request.exec(decoupled=True)

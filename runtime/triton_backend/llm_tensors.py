@@ -68,5 +68,6 @@ OUTPUTS: Final[list[TensorSpec]] = [
     *outputs("INT32", "sequence_length", dims=(-1,)),
     # Beyond the TensorRT-LLM backend: the text of these tokens, by a decoder that knows those before them.
     *outputs("STRING", "output_text", dims=(-1,)),
+    *outputs("STRING", "error"),  # in place of an error, for a caller that asks for it by a parameter
     *SHARED_OUTPUTS,
 ]

@@ -1,6 +1,7 @@
 """What the engine does, under the TensorRT-LLM backend's names of metrics and under MagicDec's own."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, Literal, Protocol
@@ -68,7 +69,7 @@ class TRTLLMMetrics(EngineMetrics):
         self._mirror = MetricsMirror(self._registry, new_family)
         self._engine = llm.engine
         self._num_steps = 0
-        self._ended: list[RequestOutput] = []
+        self._ended: deque[RequestOutput] = deque()
         self._gauges = {
             name: (new_family(name, text, "gauge"), label, labels) for name, (label, text) in _GAUGES.items()
         }
@@ -85,7 +86,7 @@ class TRTLLMMetrics(EngineMetrics):
         """The engine made a step of so many seconds, which gave these outputs."""
         super().stepped(outputs, seconds)
         self._num_steps += 1
-        self._ended += [output for output in outputs if output.finished]
+        self._ended.extend(output for output in outputs if output.finished)
         self._look()
 
     def finished(self, output: RequestOutput) -> None:
@@ -97,12 +98,12 @@ class TRTLLMMetrics(EngineMetrics):
     def publish(self) -> None:
         """Bring Triton's series up to date; one thread calls this now and then."""
         self._mirror.publish()
-        for family, kind, value in self._values():
-            self._set(family, kind, value)
-        ended, self._ended = self._ended, []
-        for output in ended:
+        while self._ended:
+            output = self._ended.popleft()
             self._histograms["total_input_tokens"].observe(output.metrics.num_prompt_tokens)
             self._histograms["total_output_tokens"].observe(output.metrics.num_output_tokens)
+        for family, kind, value in self._values():
+            self._set(family, kind, value)
 
     def _look(self) -> None:
         """In the engine's thread, which alone may look at requests."""

@@ -1,9 +1,11 @@
 """Between Triton's Python backend and plain arrays. Imported inside of Triton alone, which provides `pb_utils`."""
 
 import json
+import threading
 from collections.abc import Mapping
 from typing import Any, Final
 
+import numpy as np
 import triton_python_backend_utils as pb_utils
 from numpy.typing import NDArray
 
@@ -12,6 +14,10 @@ from magicdec.runtime.triton_backend.sender import DeadlineError, Tensors
 
 _FINAL: Final[int] = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 _MICROSECONDS: Final = 1e-6
+# A model that calls another one gets no error of it but the first response's: with this parameter of the request its
+# errors come as an output.
+ERRORS_AS_OUTPUT: Final = "errors_as_output"
+ERROR: Final = "error"
 
 
 def read_tensors(request: Any) -> dict[str, NDArray[Any]]:
@@ -30,9 +36,8 @@ def response(tensors: Tensors) -> Any:
 
 
 def error_response(error: Exception) -> Any:
-    """A refusal or a failure; only what is our own fault says where it happened."""
-    text = str(error) if isinstance(error, MagicDecError) else f"{type(error).__name__}: {error}"
-    return pb_utils.InferenceResponse([], pb_utils.TritonError(text, _code(error)))
+    """A refusal or a failure."""
+    return pb_utils.InferenceResponse([], pb_utils.TritonError(_error_text(error), _code(error)))
 
 
 def parameters(config: str) -> dict[str, str]:
@@ -53,23 +58,43 @@ def is_decoupled(args: Mapping[str, str]) -> bool:
 
 
 class ResponseSender:
-    """A `Sender` for one request."""
+    """A `Sender` for one request. Triton crashes when it is asked about a request that has been answered in full."""
 
     def __init__(self, request: Any) -> None:
-        self._request_id = request.request_id()
         self._sender = request.get_response_sender()
+        self._errors_as_output = bool(json.loads(request.parameters() or "{}").get(ERRORS_AS_OUTPUT))
+        self._lock = threading.Lock()
+        self._ended = False
 
     def send(self, tensors: Tensors, *, final: bool) -> None:
-        """An answer."""
-        self._sender.send(response(tensors), flags=_FINAL if final else 0)
+        """An answer; without tensors it only ends."""
+        self.forward(response(tensors) if tensors else None, final=final)
 
     def fail(self, error: Exception, *, final: bool) -> None:
         """An error."""
-        self._sender.send(error_response(error), flags=_FINAL if final else 0)
+        answer = response({ERROR: _error_tensor(error)}) if self._errors_as_output else error_response(error)
+        self.forward(answer, final=final)
+
+    def forward(self, answer: Any, *, final: bool) -> None:
+        """A response of Triton's own kind, or None."""
+        with self._lock:
+            assert not self._ended, "nothing is sent after what was final"
+            self._ended = final
+            arguments = () if answer is None else (answer,)
+            self._sender.send(*arguments, flags=_FINAL if final else 0)
 
     def is_cancelled(self) -> bool:
-        """Whether the client has left."""
-        return bool(self._sender.is_cancelled())
+        """Whether the client has left before the end."""
+        with self._lock:
+            return not self._ended and bool(self._sender.is_cancelled())
+
+
+def _error_text(error: Exception) -> str:
+    return str(error) if isinstance(error, MagicDecError) else f"{type(error).__name__}: {error}"
+
+
+def _error_tensor(error: Exception) -> NDArray[Any]:
+    return np.array([[_error_text(error).encode()]], np.object_)
 
 
 def _code(error: Exception) -> int:

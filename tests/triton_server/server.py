@@ -29,9 +29,10 @@ class TritonServer:
     log: Path
 
     def is_ready(self) -> bool:
+        """Whether all models are loaded; the metrics' endpoint comes up last."""
         try:
             with urllib.request.urlopen(f"http://{self.http}/v2/health/ready", timeout=5) as answer:
-                return bool(answer.status == 200)
+                return bool(answer.status == 200) and bool(self.metrics())
         except OSError:
             return False
 
