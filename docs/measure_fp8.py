@@ -9,7 +9,6 @@ Text: Python's language topics. Calibration reads their first tokens, everything
 import argparse
 import math
 import statistics
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,16 +20,15 @@ from magicdec.threads import wait_politely
 wait_politely()
 
 import torch
+from measured_pages import DRAFT_LENGTH, add_sizes, fill, open_pair, sampled_acceptances
 
 from magicdec.builder.build import build_pair
 from magicdec.builder.calibrate import CALIBRATION_TOKENS
 from magicdec.builder.config import load_config
 from magicdec.builder.fetch import fetch_smollm2
 from magicdec.commands.comparison import machine
-from magicdec.runtime.llm import LLM
 from magicdec.runtime.manifest import PairConfig
 from magicdec.runtime.model_input import SequenceInput, pack
-from magicdec.runtime.sampling_params import SamplingParams
 from magicdec.runtime.tokenizer import HFTokenizer
 from magicdec.runtime.torch_runner import TorchRunner
 
@@ -50,20 +48,11 @@ SEQUENCE, BLOCK = 2048, 16
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--sequences", type=int, default=8, help=f"of {SEQUENCE} tokens each, for perplexity")
-    options.add_argument("--seeds", type=int, default=5, help="sampled runs for each acceptance")
-    options.add_argument("--prompts", type=int, default=4, help="in a run")
-    options.add_argument("--prompt-tokens", type=int, default=1536)
-    options.add_argument("--output-tokens", type=int, default=64)
+    add_sizes(options, seeds=5)
     args = options.parse_args()
     torch.set_num_threads(2)
     with tempfile.TemporaryDirectory() as directory:
-        lines = []
-        for line in measure(Path(directory), args):
-            sys.stderr.write(f"{line}\n")
-            lines.append(line)
-    text = "\n".join(lines)
-    before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
-    PAGE.write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.split(END)[1]}", encoding="utf-8")
+        fill(PAGE, BEGIN, END, measure(Path(directory), args))
 
 
 def measure(directory: Path, args: argparse.Namespace) -> Iterator[str]:
@@ -91,16 +80,16 @@ def measure(directory: Path, args: argparse.Namespace) -> Iterator[str]:
             f"{math.exp(statistics.mean(losses)):.3f}",
             "" if name == "bf16" else f"{change:+.2f} % ({min(changes):+.2f} to {max(changes):+.2f})",
             "" if name == "bf16" else f"{100 * (top == base_top).float().mean().item():.1f} %",
-            acceptance(engines[name], prompts, args),
-            acceptance(pair, prompts, args),
+            sampled(engines[name], prompts, args),
+            sampled(pair, prompts, args),
         ]
         yield f"| {' | '.join(row)} |"
     yield ""
     yield (
         f"Perplexity over {len(held_out)} sequences of {SEQUENCE:,} tokens that calibration (the first "
         f"{CALIBRATION_TOKENS:,} tokens of the text) has not seen; in brackets the lowest and highest change of one "
-        f"sequence. Acceptance: share of 4 draft tokens a round that stay, sampling at temperature 1, {args.prompts} "
-        f"prompts of {args.prompt_tokens:,} tokens and {args.output_tokens} output tokens each, window 512; median of "
+        f"sequence. Acceptance: share of {DRAFT_LENGTH} draft tokens a round that stay, sampling at temperature 1, "
+        f"{args.prompts} prompts of {args.prompt_tokens:,} tokens and {args.output_tokens} output tokens each, window 512; median of "
         f"{args.seeds} seeds, with the lowest and highest. Machine: {machine()}."
     )
 
@@ -130,19 +119,9 @@ def evaluate(engine: Path, sequences: list[list[int]]) -> tuple[list[float], tor
     return losses, torch.cat(top)
 
 
-def acceptance(engine: Path, prompts: list[list[int]], args: argparse.Namespace) -> str:
+def sampled(engine: Path, prompts: list[list[int]], args: argparse.Namespace) -> str:
     """Share of draft tokens that the target accepts: median, lowest and highest of the seeds."""
-    llm = LLM(engine, max_batch_size=len(prompts), kv_cache_tokens=len(prompts) * (args.prompt_tokens + 512))
-    rates = []
-    for seed in range(args.seeds):
-        params = [
-            SamplingParams(
-                seed=100 * seed + index, acceptance="rejection", max_tokens=args.output_tokens, ignore_eos=True
-            )
-            for index in range(len(prompts))
-        ]
-        metrics = [output.metrics for output in llm.generate(prompts, params)]
-        rates.append(sum(m.num_accepted_tokens for m in metrics) / sum(m.num_draft_tokens for m in metrics))
+    rates = sampled_acceptances(open_pair(engine, args), prompts, args)
     return f"{statistics.median(rates):.3f} ({min(rates):.3f} to {max(rates):.3f})"
 
 

@@ -10,7 +10,6 @@ import argparse
 import json
 import shutil
 import statistics
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -22,6 +21,7 @@ from magicdec.threads import wait_politely
 wait_politely()
 
 import torch
+from measured_pages import DRAFT_LENGTH, acceptance, add_sizes, fill, open_pair, sampled_acceptances
 from safetensors.torch import save_file
 
 from magicdec.builder import watches
@@ -56,20 +56,11 @@ ROWS: list[tuple[str, WeightQuantization, bool]] = [
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--seeds", type=int, default=4, help="sampled runs for each acceptance")
-    options.add_argument("--prompts", type=int, default=4, help="in a run")
-    options.add_argument("--prompt-tokens", type=int, default=1536)
-    options.add_argument("--output-tokens", type=int, default=64)
+    add_sizes(options, seeds=4)
     args = options.parse_args()
     torch.set_num_threads(2)
     with tempfile.TemporaryDirectory() as directory:
-        lines = []
-        for line in measure(Path(directory), args):
-            sys.stderr.write(f"{line}\n")
-            lines.append(line)
-    text = "\n".join(lines)
-    before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
-    PAGE.write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.split(END)[1]}", encoding="utf-8")
+        fill(PAGE, BEGIN, END, measure(Path(directory), args))
 
 
 def measure(directory: Path, args: argparse.Namespace) -> Iterator[str]:
@@ -86,8 +77,8 @@ def measure(directory: Path, args: argparse.Namespace) -> Iterator[str]:
         yield row(name, kind, nearest, engine, prompts, args)
     yield ""
     yield (
-        f"Share of 4 draft tokens a round that stay: {args.prompts} prompts of {args.prompt_tokens:,} tokens that "
-        f"calibration has not seen, {args.output_tokens} output tokens each, window {WINDOW}; sampled: mean of "
+        f"Share of {DRAFT_LENGTH} draft tokens a round that stay: {args.prompts} prompts of {args.prompt_tokens:,} tokens "
+        f"that calibration has not seen, {args.output_tokens} output tokens each, window {WINDOW}; sampled: mean of "
         f"{args.seeds} seeds, with its standard error. Machine: {machine()}."
     )
 
@@ -108,7 +99,7 @@ def row(
     args: argparse.Namespace,
 ) -> str:
     """One line of the table."""
-    llm = LLM(engine, max_batch_size=len(prompts), kv_cache_tokens=len(prompts) * (args.prompt_tokens + 512))
+    llm = open_pair(engine, args)
     weights = (engine / ("target" if kind == "none" else "draft") / "rank0.safetensors").stat().st_size
     form = "bf16, the target itself" if kind == "none" else kind
     greedy = SamplingParams(temperature=0, max_tokens=args.output_tokens, ignore_eos=True)
@@ -180,32 +171,17 @@ def rounding_to_the_nearest() -> Iterator[None]:
         return to_int4(weight, scales, offsets), scales, offsets
 
     watches.round_to_int8, watches.round_to_int4 = to_nearest_int8, to_nearest_int4
-    yield
-    watches.round_to_int8, watches.round_to_int4 = before
+    try:
+        yield
+    finally:
+        watches.round_to_int8, watches.round_to_int4 = before
 
 
 def sampled(llm: LLM, prompts: list[list[int]], args: argparse.Namespace) -> str:
-    """Under the rejection rule: mean and standard error over the seeds."""
-    rates = []
-    for seed in range(args.seeds):
-        params = [
-            SamplingParams(
-                seed=100 * seed + index,
-                acceptance="rejection",
-                max_tokens=args.output_tokens,
-                ignore_eos=True,
-            )
-            for index in range(len(prompts))
-        ]
-        rates.append(acceptance(llm, prompts, params))
+    """Mean and standard error over the seeds."""
+    rates = sampled_acceptances(llm, prompts, args)
     error = statistics.stdev(rates) / len(rates) ** 0.5 if len(rates) > 1 else 0.0
     return f"{statistics.mean(rates):.3f} +- {error:.3f}"
-
-
-def acceptance(llm: LLM, prompts: list[list[int]], params: list[SamplingParams]) -> float:
-    """Share of draft tokens that the target accepts."""
-    metrics = [output.metrics for output in llm.generate(prompts, params)]
-    return sum(m.num_accepted_tokens for m in metrics) / sum(m.num_draft_tokens for m in metrics)
 
 
 if __name__ == "__main__":

@@ -125,7 +125,10 @@ def check_equality(plan: Plan, pair: Path) -> Check:
     tokens = _tokens(plan, pair)
     lengths = [min(plan.context, config.max_seq_len - plan.max_tokens - 16) // part for part in (1, 3, 20)]
     prompts = [tokens[start : start + length] for start, length in enumerate(lengths)]
-    params = SamplingParams(temperature=0, max_tokens=plan.max_tokens, ignore_eos=True, logprobs=2)
+    drafts = min(4, config.draft.max_draft_len)
+    params = SamplingParams(
+        temperature=0, max_tokens=plan.max_tokens, ignore_eos=True, logprobs=2, num_draft_tokens=drafts
+    )
     speculative = llm.generate(prompts, params)
     plain = llm.generate(prompts, params.model_copy(update={"num_draft_tokens": 0}))
     engine = _open_engine(plan, pair, lengths[0])

@@ -28,7 +28,7 @@ def engine_dir() -> Path:
 
 @pytest.fixture(scope="module")
 def llm(engine_dir: Path) -> LLM:
-    return LLM(engine_dir)
+    return LLM(engine_dir, num_draft_tokens=4)
 
 
 @pytest.fixture(scope="module")

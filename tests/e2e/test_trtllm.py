@@ -288,7 +288,7 @@ def test_smollm2(kind: Literal["self", "model"], tmp_path: Path) -> None:
     source = build_pair(smollm2_gguf(), drafter, config, tmp_path / "torch", dtype="float32")
     compiled = compile_pair(source, tmp_path / "compiled")
     text = "\n\n".join(pydoc_data.topics.topics[name] for name in sorted(pydoc_data.topics.topics))
-    llm = LLM(compiled, device="cpu", kv_cache_tokens=4096)
+    llm = LLM(compiled, device="cpu", num_draft_tokens=4, kv_cache_tokens=4096)
     tokens = llm.tokenizer.encode(text[:20_000])
     prompts = [tokens[100:700], tokens[2000:2200], tokens[:40]]
     params = [
@@ -298,5 +298,5 @@ def test_smollm2(kind: Literal["self", "model"], tmp_path: Path) -> None:
     ]
     torch.set_num_threads(2)
     outputs = llm.generate(prompts, params)
-    assert_alike(outputs, LLM(source, kv_cache_tokens=4096).generate(prompts, params))
+    assert_alike(outputs, LLM(source, num_draft_tokens=4, kv_cache_tokens=4096).generate(prompts, params))
     assert accepted(outputs) > 40

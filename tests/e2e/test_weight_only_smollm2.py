@@ -41,7 +41,7 @@ def test_q4_1_weights_come_through_as_they_were(engine: Path) -> None:
 
 
 def test_greedy_output_is_that_of_plain_decoding_and_most_drafts_stay(engine: Path) -> None:
-    llm = LLM(engine, kv_cache_tokens=4096)
+    llm = LLM(engine, num_draft_tokens=4, kv_cache_tokens=4096)
     assert isinstance(llm.runner, TorchRunner)
     if not isinstance(llm.runner.model, NativeModel):
         pytest.skip("bfloat16 is exact on the native kernels only, and they were not built here")
