@@ -77,8 +77,8 @@ def measure(directory: Path, args: argparse.Namespace) -> Iterator[str]:
         yield row(name, kind, nearest, engine, prompts, args)
     yield ""
     yield (
-        f"Share of {DRAFT_LENGTH} draft tokens a round that stay: {args.prompts} prompts of {args.prompt_tokens:,} tokens "
-        f"that calibration has not seen, {args.output_tokens} output tokens each, window {WINDOW}; sampled: mean of "
+        f"Share of {DRAFT_LENGTH} draft tokens a round that stay: {args.prompts} prompts of {args.prompt_tokens:,} "
+        f"tokens that calibration has not seen, {args.output_tokens} output tokens each, window {WINDOW}; sampled: mean of "
         f"{args.seeds} seeds, with its standard error. Machine: {machine()}."
     )
 
