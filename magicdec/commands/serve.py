@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import shlex
+import signal
 import time
 from pathlib import Path
 from typing import Annotated, Literal
@@ -139,7 +140,7 @@ def serve(
     Requests are batched in flight, and each gets the output that it would get alone. When connections are taken, a
     line on stderr says where, and how to try it.
     """
-    leave_if_not_first()
+    _leave_if_not_first()
     if request_timeout is not None and not request_timeout > 0:
         raise ConfigError(f"--request-timeout {request_timeout:g}: give seconds above 0, or leave it out for no limit")
     if "" in (os.environ.get(KEY_VARIABLE), *(api_key or ())):
@@ -176,6 +177,13 @@ def serve(
             app = make_app(Service(served, name, metrics, limits, created=int(time.time())), api_key or ())
             started = functools.partial(_say_where, name, bool(api_key))
             Server(app, served, drain_timeout=drain_timeout, on_start=started).run([listening])
+
+
+def _leave_if_not_first() -> None:
+    """A SIGTERM to all ranks is rank 0's to answer: the others serve it until it has drained."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    leave_if_not_first()
+    signal.signal(signal.SIGTERM, before)
 
 
 def _log_to_stderr(level: str) -> None:
