@@ -89,8 +89,8 @@ def measure(directory: Path, args: argparse.Namespace) -> Iterator[str]:
         f"Perplexity over {len(held_out)} sequences of {SEQUENCE:,} tokens that calibration (the first "
         f"{CALIBRATION_TOKENS:,} tokens of the text) has not seen; in brackets the lowest and highest change of one "
         f"sequence. Acceptance: share of {DRAFT_LENGTH} draft tokens a round that stay, sampling at temperature 1, "
-        f"{args.prompts} prompts of {args.prompt_tokens:,} tokens and {args.output_tokens} output tokens each, window 512; "
-        f"median of {args.seeds} seeds, with the lowest and highest. Machine: {machine()}."
+        f"{args.prompts} prompts of {args.prompt_tokens:,} tokens and {args.output_tokens} output tokens each, window "
+        f"512; median of {args.seeds} seeds, with the lowest and highest. Machine: {machine()}."
     )
 
 
