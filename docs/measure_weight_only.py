@@ -78,8 +78,8 @@ def measure(directory: Path, args: argparse.Namespace) -> Iterator[str]:
     yield ""
     yield (
         f"Share of {DRAFT_LENGTH} draft tokens a round that stay: {args.prompts} prompts of {args.prompt_tokens:,} "
-        f"tokens that calibration has not seen, {args.output_tokens} output tokens each, window {WINDOW}; sampled: mean "
-        f"of {args.seeds} seeds, with its standard error. Machine: {machine()}."
+        f"tokens that calibration has not seen, {args.output_tokens} output tokens each, window {WINDOW}; sampled: "
+        f"mean of {args.seeds} seeds, with its standard error. Machine: {machine()}."
     )
 
 
