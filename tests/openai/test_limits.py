@@ -75,15 +75,17 @@ def test_a_client_that_goes_while_it_sends(llm: LLM) -> None:
 def test_queue(llm: LLM) -> None:
     """Full is 429 and says when to try again; of a call that does not fit as a whole, nothing stays."""
     with serving(llm, max_queue_size=3) as served:
-        with held(llm):
-            answers = [served.later("/v1/completions", BODY) for _ in range(2)]
+        with held(llm) as gate:
+            long = {**BODY, "max_tokens": 100, "ignore_eos": True}
+            answers = [served.later("/v1/completions", long) for _ in range(2)]
             wait_until(lambda: served.llm.num_open_requests == 2, "two are open")
-            answer = served.post("/v1/completions", {**BODY, "prompt": ["a", "b"]})
+            answer = served.post("/v1/completions", {**long, "prompt": ["a", "b"]})
             assert answer.status_code == 429
             assert answer.headers["retry-after"]
             assert answer.json()["error"]["type"] == "rate_limit_error"
+            gate.release(3)
+            wait_until(lambda: served.llm.num_open_requests == 2, "the prompt that did fit is taken back")
         assert [each.result(SECONDS).status_code for each in answers] == [200, 200]
-        wait_until(served.is_idle, "the prompt that did fit is taken back")
         assert served.post("/v1/completions", {**BODY, "prompt": ["a", "b", "c"]}).status_code == 200
         with pytest.raises(openai.RateLimitError):
             served.client.completions.create(model=MODEL, prompt=["a"] * 4)

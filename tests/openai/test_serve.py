@@ -141,6 +141,13 @@ def test_empty_key_in_the_environment(pair: str) -> None:
     assert "MAGICDEC_API_KEY" in result.stderr
 
 
+def test_library_missing(pair: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "uvicorn" else name)
+    result = CliRunner().invoke(app, ["serve", "--engine", pair])
+    assert result.exit_code == 2
+    assert "magicdec[serve]" in result.stderr
+
+
 def test_help() -> None:
     result = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "120"})
     assert result.exit_code == 0
