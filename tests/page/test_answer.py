@@ -103,7 +103,7 @@ def test_speed_is_plotted(page: Page) -> None:
         page.generate(mode="completion", prompt=PROMPT, max_tokens=400, temperature=0.9, seed=5, draft=0)
         drawn = page.paths("#rate path:not(.grid)")
         assert [name for name, _ in drawn] == lines
-        assert all(d.count("L") > 10 for _, d in drawn)
+        assert all(d.count("L") > 2 for _, d in drawn)
     assert str(page.element("rate").get_attribute("aria-label")).endswith(" now")
 
 

@@ -67,17 +67,19 @@ def test_an_engine_that_dies_and_a_server_that_is_gone_are_told(chrome: Page, en
     chrome.complaints()
 
 
-def test_a_connection_that_is_lost_is_told(page: Page) -> None:
+def test_a_connection_that_is_lost_is_told(page: Page, llm: LLM) -> None:
     """An answer that ends without its last event is no whole answer."""
     page.js("""
         const real = window.fetch;
         window.fetch = async (...request) => {
             const reader = (await real(...request)).body.getReader();
-            const pull = async (sink) => { sink.enqueue((await reader.read()).value); sink.close(); };
+            const pull = async (sink) => { sink.enqueue((await reader.read()).value); sink.close(); reader.cancel(); };
             return new Response(new ReadableStream({ pull }));
         };
     """)
-    page.generate(prompt=PROMPT, max_tokens=20)
+    with held(llm) as gate:
+        gate.release(5)  # the server itself is far from the end
+        page.generate(prompt=PROMPT, max_tokens=800, seed=5, temperature=0.9)
     assert page.text("status") == "Failed"
     assert page.element("error").text == "The answer broke off: the server closed the connection."
 
