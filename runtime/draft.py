@@ -8,7 +8,7 @@ import torch
 from magicdec.runtime.rejection import one_hot_probs
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # not frozen, which would make it several times as slow to make
 class Draft:
     """Draft tokens of one request and step. `probs[i]` [V] is the law that `token_ids[i]` was drawn from.
 
@@ -18,9 +18,15 @@ class Draft:
 
     token_ids: list[int]  # [k]
     probs: Sequence[torch.Tensor] | None  # k rows [V]
+    token_probs: Sequence[float] = ()  # what `probs` gives each token; looked up where it is not handed over
 
     def __post_init__(self) -> None:
-        assert self.probs is None or len(self.probs) == len(self.token_ids), "every draft token needs its own law"
+        if self.probs is None:
+            self.token_probs = [1.0] * len(self.token_ids)
+            return
+        assert len(self.probs) == len(self.token_ids), "every draft token needs its own law"
+        if not self.token_probs:
+            self.token_probs = [float(row[token]) for row, token in zip(self.probs, self.token_ids, strict=True)]
 
     def rows(self, target_probs: torch.Tensor) -> Sequence[torch.Tensor] | torch.Tensor:
         """draft_probs: a row [V] for each token; V is that of target_probs [R, V]."""
@@ -28,7 +34,9 @@ class Draft:
 
     def first(self, count: int) -> "Draft":
         """The first `count` tokens alone."""
-        return Draft(self.token_ids[:count], None if self.probs is None else self.probs[:count])
+        if self.probs is None:
+            return Draft(self.token_ids[:count], None)
+        return Draft(self.token_ids[:count], self.probs[:count], self.token_probs[:count])
 
 
 NO_DRAFT = Draft([], None)  # plain decoding

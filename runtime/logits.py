@@ -124,12 +124,13 @@ class LogitsProcessor:
             self._penalize(logits, histories)
         return logits
 
-    def _shared_law(self) -> tuple[float, ...] | None:
-        """Requests with the same one make the same of a row, whatever came before it; None: only this request does."""
+    def _shared_law(self) -> tuple[object, ...] | None:
+        """Requests with the same one are decided alike, whatever came before a row; None: only this request is so."""
         params = self.params
         if self._bias or self._ends or self._bad_words or self._penalizes:
             return None
-        return params.temperature, params.min_p, params.top_k, params.top_p, self.vocab_size
+        cuts = params.min_p, params.top_k, params.top_p
+        return params.acceptance_rule, params.temperature, *cuts, self.vocab_size
 
     def logprobs(self, logits: torch.Tensor, token_ids: Sequence[int]) -> list[dict[int, Logprob]]:
         """For each row of the target's logits [R, V] its token and the `params.logprobs` most likely ones.

@@ -13,7 +13,7 @@ from magicdec.runtime.draft_cache import DraftCache
 from magicdec.runtime.model_input import ModelInput
 from magicdec.runtime.model_runner import ModelRunner
 from magicdec.runtime.request import Request
-from magicdec.runtime.sampler import DraftToken, draft_draws, sample_draft_tokens
+from magicdec.runtime.sampler import DraftToken, sample_draft_tokens
 from magicdec.runtime.scheduler import ScheduledRequest
 
 _log = logging.getLogger(__name__)
@@ -25,22 +25,19 @@ class _Work:
 
     request: Request
     num_tokens: int
-    draws: list[float]
     tokens: list[int] = field(default_factory=list)
     probs: list[torch.Tensor] = field(default_factory=list)  # none if the tokens are arg-maxima
-
-    @property
-    def wants_more(self) -> bool:
-        return len(self.tokens) < self.num_tokens
+    token_probs: list[float] = field(default_factory=list)
 
     @property
     def draft(self) -> Draft:
-        return Draft(self.tokens, self.probs or None)
+        return Draft(self.tokens, self.probs or None, self.token_probs)
 
     def add(self, token: DraftToken) -> None:
         self.tokens.append(token.token_id)
         if token.probs is not None:
             self.probs.append(token.probs)
+            self.token_probs.append(token.prob)
 
 
 class ModelProposer:
@@ -57,13 +54,12 @@ class ModelProposer:
     def propose(self, scheduled: Sequence[ScheduledRequest]) -> list[Draft]:
         """Autoregressive drafts, each token drawn from the request's own processed distribution."""
         wanted = [e for e in scheduled if e.num_draft_tokens > 0 and e.request not in self._given_up]
-        requests, counts = [e.request for e in wanted], [e.num_draft_tokens for e in wanted]
-        work = [_Work(*each) for each in zip(requests, counts, draft_draws(requests, counts), strict=True)]
+        work = [_Work(entry.request, entry.num_draft_tokens) for entry in wanted]
         try:
             self._draw_all(work)
         except Exception:  # the caches count rows as read that may never have been computed
-            for request in requests:
-                self.cache.release(request)
+            for each in work:
+                self.cache.release(each.request)
             raise
         drafts = {each.request: each.draft for each in work}
         return [drafts.get(entry.request, NO_DRAFT) for entry in scheduled]
@@ -80,7 +76,9 @@ class ModelProposer:
         inputs = self.cache.catch_up([work.request for work in active])
         for num_drafts in itertools.count(1):
             self._draw(active, inputs)
-            active = [work for work in active if work.wants_more and work.request not in self._given_up]
+            active = [
+                work for work in active if len(work.tokens) < work.num_tokens and work.request not in self._given_up
+            ]
             if not active:
                 return
             requests, last = [work.request for work in active], [work.tokens[-1] for work in active]
@@ -89,8 +87,8 @@ class ModelProposer:
     def _draw(self, active: list[_Work], inputs: ModelInput) -> None:
         """One packed draft pass, and one more token for every active request."""
         logits = self.runner.forward(inputs)  # [len(active), V]
-        requests, tokens, draws = zip(*((work.request, work.tokens, work.draws) for work in active), strict=True)
-        for work, token in zip(active, sample_draft_tokens(requests, logits, tokens, draws), strict=True):
+        requests, drafts = [work.request for work in active], [work.tokens for work in active]
+        for work, token in zip(active, sample_draft_tokens(requests, logits, drafts), strict=True):
             if isinstance(token, RequestError):
                 self._give_up(work.request, token)
             else:

@@ -8,7 +8,8 @@ very distribution that draft token i was drawn from. Comparisons and sums are in
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +17,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+_AT_ONCE = 2**15  # entries that stay in the caches from one operation to the next
 Row = NDArray[np.floating[Any]]  # probabilities [V] on the host
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # not frozen, which would make it several times as slow to make
 class VerifyOutput:
     """Outcome of one round for one request: the accepted draft tokens and exactly one recovered or bonus token."""
 
@@ -39,38 +41,52 @@ def rejection_sample(
     Accepts a draft token with probability 1 - TV(target, draft), the highest possible. Source: Leviathan et al. 2023
     (arXiv 2211.17192), algorithm 1; Chen et al. 2023 (arXiv 2302.01318), algorithm 2.
     """
-    num_drafts = len(draft_token_ids)
-    assert target_probs.shape[0] == num_drafts + 1 == len(sample_draws), "one target row and sample draw a token"
-    assert len(draft_probs) == num_drafts == len(accept_draws), "one draft row and accept draw a draft token"
-    draft_rows = [_on_host(row) for row in draft_probs]
-    return _first_rejected(_on_host(target_probs), draft_rows, draft_token_ids, accept_draws, sample_draws)
+    assert target_probs.shape[0] == len(draft_token_ids) + 1 == len(sample_draws), "one target row and draw a token"
+    assert len(draft_probs) == len(draft_token_ids) == len(accept_draws), "one draft row and accept draw a draft token"
+    token_probs = [float(row[token]) for row, token in zip(draft_probs, draft_token_ids, strict=True)]
+    draws = np.asarray(accept_draws, dtype=np.float64), np.asarray(sample_draws, dtype=np.float64)
+    return rejection_sample_all(target_probs, [draft_probs], token_probs, [draft_token_ids], *draws)[0]
 
 
-def _first_rejected(
-    target_probs: Row,
-    draft_probs: Sequence[Row],
-    draft_token_ids: Sequence[int],
-    accept_draws: Sequence[float],
-    sample_draws: Sequence[float],
-) -> VerifyOutput:
-    num_drafts = len(draft_token_ids)
-    for i, token_id in enumerate(draft_token_ids):
-        if not accepts(target_probs[i], draft_probs[i], token_id, accept_draws[i]):
-            recovered = sample(residual(target_probs[i], draft_probs[i]), sample_draws[i])
-            return VerifyOutput(i, (*draft_token_ids[:i], recovered))
-    bonus = sample(target_probs[num_drafts], sample_draws[num_drafts])
-    return VerifyOutput(num_drafts, (*draft_token_ids, bonus))
+def rejection_sample_all(
+    target_probs: torch.Tensor,  # [N, V], k + 1 rows of each of B requests
+    draft_probs: Sequence[Sequence[torch.Tensor] | torch.Tensor],  # [B] of [k, V]
+    token_probs: Sequence[float],  # [M] what draft_probs gives each draft token, M = N - B
+    draft_token_ids: Sequence[Sequence[int]],  # [B] of [k]
+    accept_draws: NDArray[np.float64],  # [M]
+    sample_draws: NDArray[np.float64],  # [N]
+) -> list[VerifyOutput]:
+    """`rejection_sample` of each request."""
+    target = _on_host(target_probs)
+    counts = np.array([len(token_ids) for token_ids in draft_token_ids])
+    tokens = np.array(list(itertools.chain.from_iterable(draft_token_ids)), dtype=np.int64)  # [M]
+    rows = np.arange(len(tokens)) + np.arange(len(counts)).repeat(counts)  # [M] the target row of each
+    stands = accepts(target[rows, tokens], np.asarray(token_probs), accept_draws).tolist()
+    num_accepted = [
+        _num_leading(stands[stop - count : stop]) for stop, count in zip(counts.cumsum(), counts, strict=True)
+    ]
+    last = (counts + 1).cumsum() - (counts + 1) + num_accepted  # [B] the row that the last token comes from
+    laws = target[last].astype(np.float64)
+    rejected = [b for b, count in enumerate(counts) if num_accepted[b] < count]
+    if rejected:
+        refused = torch.stack([draft_probs[b][num_accepted[b]] for b in rejected])
+        laws[rejected] = residual(laws[rejected], _on_host(refused))
+    chosen = sample_all(torch.from_numpy(laws), sample_draws[last])
+    return [
+        VerifyOutput(count, (*token_ids[:count], token))
+        for count, token_ids, token in zip(num_accepted, draft_token_ids, chosen, strict=True)
+    ]
 
 
-def accepts(target_probs: Row, draft_probs: Row, token_id: int, draw: float) -> bool:
-    """Whether the draft token stands, for rows [V]. Strict, so that no draw accepts a token of target probability 0."""
-    draft_prob = float(draft_probs[token_id])
-    assert draft_prob > 0, "a draft token that its own draft_probs exclude"
-    return draw * draft_prob < float(target_probs[token_id])
+def accepts(target_prob: Row, draft_prob: Row, draw: Row) -> NDArray[np.bool_]:
+    """Whether draft tokens stand, [M]. Strict, so that no draw accepts a token of target probability 0."""
+    assert (draft_prob > 0).all(), "a draft token that its own draft_probs exclude"
+    stands: NDArray[np.bool_] = draw * draft_prob < target_prob
+    return stands
 
 
 def residual(target_probs: Row, draft_probs: Row) -> NDArray[np.float64]:
-    """max(target - draft, 0), [V], unnormalised: the law of a recovered token.
+    """max(target - draft, 0), [R, V], unnormalised: the laws of recovered tokens.
 
     Without rounding it is empty only if both rows are equal, and then nothing is ever rejected. With rounding, rows
     that differ by their last bits may reject (with a probability of that size) and leave nothing above the draft; the
@@ -78,7 +94,7 @@ def residual(target_probs: Row, draft_probs: Row) -> NDArray[np.float64]:
     """
     excess = np.subtract(target_probs, draft_probs, dtype=np.float64)
     np.maximum(excess, 0, out=excess)
-    return excess if excess.any() else target_probs.astype(np.float64)
+    return np.where(excess.any(axis=-1, keepdims=True), excess, target_probs)
 
 
 def greedy_sample(best: Sequence[int], draft_token_ids: Sequence[int]) -> VerifyOutput:
@@ -100,32 +116,64 @@ def coupled_sample(
     Source: Daliri et al. 2024 (arXiv 2408.07978), "Coupling without communication and drafter-invariant speculative
     decoding".
     """
-    num_drafts = len(draft_token_ids)
-    assert target_probs.shape[0] == num_drafts + 1 == len(noise), "one target row and one row of noise a token"
-    token_ids: list[int] = []
-    for i in range(num_drafts + 1):
-        token_ids.append(sample_gumbel(target_probs[i], noise[i]))
-        if i < num_drafts and token_ids[i] != draft_token_ids[i]:
+    assert target_probs.shape[0] == len(draft_token_ids) + 1 == len(noise), (
+        "one target row and one row of noise a token"
+    )
+    return coupled_sample_all(target_probs, [draft_token_ids], lambda _, i: noise[i][None])[0]
+
+
+def coupled_sample_all(
+    target_probs: torch.Tensor,  # [N, V], k + 1 rows of each of B requests
+    draft_token_ids: Sequence[Sequence[int]],  # [B] of [k]
+    noise: Callable[[Sequence[int], int], torch.Tensor],  # of these requests at their row i, [R, V]
+) -> list[VerifyOutput]:
+    """`coupled_sample` of each request; noise is asked for only as far as drafts were foreseen."""
+    firsts = [0, *itertools.accumulate(len(token_ids) + 1 for token_ids in draft_token_ids)]
+    chosen: list[list[int]] = [[] for _ in draft_token_ids]
+    going = list(range(len(draft_token_ids)))
+    for i in itertools.count():
+        rows = target_probs[torch.tensor([firsts[b] + i for b in going], dtype=torch.int64)]
+        drawn = list(zip(going, sample_gumbel_all(rows, noise(going, i)), strict=True))
+        for b, token_id in drawn:
+            chosen[b].append(token_id)
+        going = [b for b, token_id in drawn if _foresaw(draft_token_ids[b], i, token_id)]
+        if not going:
             break
-    return VerifyOutput(len(token_ids) - 1, tuple(token_ids))
+    return [VerifyOutput(len(token_ids) - 1, tuple(token_ids)) for token_ids in chosen]
 
 
-def sample(probs: torch.Tensor | Row, draw: float) -> int:
-    """Inverse of the cumulative sum at `draw` in [0, 1), for `probs` [V] of any total; never a token of probability 0.
+def sample(probs: torch.Tensor, draw: float) -> int:
+    """`sample_all` of one row [V]."""
+    return sample_all(probs[None], np.array([draw]))[0]
 
-    On the CPU the sum runs in order of ids and never decreases, which a parallel sum does not promise.
+
+def sample_all(probs: torch.Tensor, draws: NDArray[np.float64]) -> list[int]:
+    """Inverse of the cumulative sum of each row [R, V] at its draw in [0, 1); never a token of probability 0.
+
+    Rows may have any total. On the CPU the sum runs in order of ids and never decreases, which a parallel sum does not
+    promise.
     """
-    row = torch.from_numpy(probs) if isinstance(probs, np.ndarray) else probs.cpu()
-    cumulative = row.double().cumsum(0).numpy()
-    total = float(cumulative[-1])
-    assert 0 < total < float("inf"), "probabilities must be finite and not all zero"
-    last = int(cumulative.searchsorted(total))  # the last token with a share; draw * total may round to total
-    return min(int(cumulative.searchsorted(draw * total, side="right")), last)
+    token_ids: list[int] = []
+    step = max(1, _AT_ONCE // probs.shape[1])
+    for start in range(0, len(probs), step):
+        cumulative = probs[start : start + step].cpu().double().cumsum(1).numpy()
+        totals = cumulative[:, -1]
+        assert ((totals > 0) & (totals < np.inf)).all(), "probabilities must be finite and not all zero"
+        edges = np.minimum(draws[start : start + step] * totals, np.nextafter(totals, 0))  # a product may round up
+        token_ids += (cumulative > edges[:, None]).argmax(axis=1).tolist()
+    return token_ids
 
 
 def sample_gumbel(probs: torch.Tensor, noise: torch.Tensor) -> int:
-    """Arg-max of log(probs) + noise, both [V]: a draw from `probs` if `noise` is standard Gumbel."""
-    return int((probs.double().log() + noise.to(probs.device)).argmax())
+    """`sample_gumbel_all` of one row [V]."""
+    return sample_gumbel_all(probs[None], noise[None])[0]
+
+
+def sample_gumbel_all(probs: torch.Tensor, noise: torch.Tensor) -> list[int]:
+    """Arg-max of log(probs) + noise in each row, both [R, V]: draws from `probs` if `noise` is standard Gumbel."""
+    scores = probs.double().log().add_(noise.to(probs.device)).cpu()
+    token_ids: list[int] = scores.numpy().argmax(axis=1).tolist()  # several times as fast as PyTorch's
+    return token_ids
 
 
 def one_hot_probs(token_ids: Sequence[int], vocab_size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -133,6 +181,15 @@ def one_hot_probs(token_ids: Sequence[int], vocab_size: int, dtype: torch.dtype 
     probs = torch.zeros(len(token_ids), vocab_size, dtype=dtype)
     probs[torch.arange(len(token_ids)), torch.as_tensor(list(token_ids), dtype=torch.long)] = 1
     return probs
+
+
+def _foresaw(draft_token_ids: Sequence[int], i: int, token_id: int) -> bool:
+    return i < len(draft_token_ids) and draft_token_ids[i] == token_id
+
+
+def _num_leading(flags: Sequence[bool]) -> int:
+    """How many are true before the first that is not."""
+    return flags.index(False) if False in flags else len(flags)
 
 
 def _on_host(probs: torch.Tensor) -> Row:

@@ -9,21 +9,22 @@ result depends on the rows beside it. Greedy requests need one arg-max, and no d
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from magicdec.errors import RequestError
 from magicdec.runtime.draft import Draft
-from magicdec.runtime.draws import DrawKey, GumbelRows, Purpose, gumbel, uniforms
+from magicdec.runtime.draws import Purpose, Words, gumbels, uniforms
 from magicdec.runtime.rejection import (
     VerifyOutput,
-    coupled_sample,
+    coupled_sample_all,
     greedy_sample,
-    rejection_sample,
-    sample,
-    sample_gumbel,
+    rejection_sample_all,
+    sample_all,
+    sample_gumbel_all,
 )
 from magicdec.runtime.request import Request
 
@@ -31,24 +32,18 @@ T = TypeVar("T")
 Span = tuple[int, int]  # first row, and the row behind the last one
 
 
-@dataclass(frozen=True)
-class DraftToken:
-    """A draft token, and the very distribution [V] that it was drawn from; None: it is the arg-max."""
+class DraftToken(NamedTuple):
+    """A draft token, the very distribution [V] that it was drawn from, and its share; None: it is the arg-max."""
 
     token_id: int
     probs: torch.Tensor | None
-
-
-def draft_draws(requests: Sequence[Request], counts: Sequence[int]) -> list[list[float]]:
-    """For each request the draws of its next `count` draft tokens; none where another rule chooses them."""
-    return _draw_all([_keys(each, Purpose.DRAFT, count) for each, count in zip(requests, counts, strict=True)])
+    prob: float = 1.0
 
 
 def sample_draft_tokens(
     requests: Sequence[Request],
     logits: torch.Tensor,  # [B, V], after the committed tokens and the drafts so far
     drafts: Sequence[list[int]],  # [B] draft tokens so far
-    draws: Sequence[list[float]],  # [B] from `draft_draws`
 ) -> list[DraftToken | RequestError]:
     """One more draft token for each request, or why it gets none."""
 
@@ -58,7 +53,11 @@ def sample_draft_tokens(
         if first.params.greedy:
             return [DraftToken(best, None) for best in first.logits_processor.best(rows, history, first=len(history))]
         probs = first.logits_processor.probs(rows, history, first=len(history))  # [len(indices), V]
-        return [_draft_token(requests[i], law, drafts[i], draws[i]) for i, law in zip(indices, probs, strict=True)]
+        asked = [requests[i] for i in indices]
+        positions = np.array([len(requests[i].token_ids) + len(drafts[i]) for i in indices], dtype=np.uint64)
+        token_ids = _draw(asked, positions, probs)
+        shares = probs[torch.arange(len(indices)), torch.tensor(token_ids)].tolist()
+        return [DraftToken(*each) for each in zip(token_ids, probs.unbind(), shares, strict=True)]
 
     return _by_law(requests, decide)
 
@@ -122,26 +121,20 @@ def _verify_alike(requests: Sequence[Request], logits: torch.Tensor, drafts: Seq
         pairs = zip(itertools.pairwise(stops), drafts, strict=True)
         return [greedy_sample(best[start:stop], draft.token_ids) for (start, stop), draft in pairs]
     probs = first.logits_processor.probs(logits, history)  # [N, V]
-    keys = [
-        (_keys(r, Purpose.ACCEPT, len(d.token_ids)), _keys(r, Purpose.SAMPLE, len(d.token_ids) + 1))
-        for r, d in zip(requests, drafts, strict=True)
-    ]
-    draws = _draw_all(list(itertools.chain.from_iterable(keys)))
-    verdicts = []
-    for index, (request, draft) in enumerate(zip(requests, drafts, strict=True)):
-        table = probs[stops[index] : stops[index + 1]]
-        if _is_drawn(request):
-            laws, (accept, choose) = draft.rows(table), draws[2 * index : 2 * index + 2]
-            verdicts.append(rejection_sample(table, laws, draft.token_ids, accept, choose))
-        else:
-            verdicts.append(_verify_coupled(request, table, draft))
-    return verdicts
-
-
-def _verify_coupled(request: Request, target_probs: torch.Tensor, draft: Draft) -> VerifyOutput:
-    """target_probs: [k + 1, V]."""
-    noise = GumbelRows(request.seed, len(request.token_ids), *target_probs.shape)  # [k + 1, V]
-    return coupled_sample(target_probs, draft.token_ids, noise)
+    token_ids = [draft.token_ids for draft in drafts]
+    seeds, starts = _seeds(requests), np.array([len(request.token_ids) for request in requests], dtype=np.uint64)
+    if first.params.acceptance_rule == "coupled":
+        noise = lambda going, i: gumbels(seeds[going], starts[going] + np.uint64(i), probs.shape[1])  # noqa: E731
+        return coupled_sample_all(probs, token_ids, noise)
+    counts = np.array([len(each) for each in token_ids])
+    return rejection_sample_all(
+        probs,
+        [draft.rows(probs) for draft in drafts],
+        [share for draft in drafts for share in draft.token_probs],
+        token_ids,
+        _runs(seeds, starts, counts, Purpose.ACCEPT),
+        _runs(seeds, starts, counts + 1, Purpose.SAMPLE),
+    )
 
 
 def _verify_readable(request: Request, logits: torch.Tensor, draft: Draft) -> VerifyOutput:
@@ -159,27 +152,20 @@ def _verify_readable(request: Request, logits: torch.Tensor, draft: Draft) -> Ve
     return verdict if verdict.num_accepted < bad else VerifyOutput(bad - 1, verdict.token_ids[:bad])
 
 
-def _draft_token(request: Request, probs: torch.Tensor, drafts: list[int], draws: list[float]) -> DraftToken:
-    """probs: [V], after `drafts`."""
-    if _is_drawn(request):
-        return DraftToken(sample(probs, draws[len(drafts)]), probs)
-    position = len(request.token_ids) + len(drafts)
-    return DraftToken(sample_gumbel(probs, gumbel(request.seed, position, len(probs))), probs)
+def _draw(requests: Sequence[Request], positions: Words, probs: torch.Tensor) -> list[int]:
+    """A draft token from each row of probs [R, V]; all requests have one rule."""
+    seeds = _seeds(requests)
+    if requests[0].params.acceptance_rule == "coupled":
+        return sample_gumbel_all(probs, gumbels(seeds, positions, probs.shape[1]))
+    return sample_all(probs, uniforms(seeds, positions, Purpose.DRAFT))
 
 
-def _is_drawn(request: Request) -> bool:
-    return not request.params.greedy and request.params.acceptance_rule == "rejection"
+def _runs(seeds: Words, starts: Words, counts: NDArray[np.int64], purpose: Purpose) -> NDArray[np.float64]:
+    """Draws of `count` positions from `start` on, one request after the other."""
+    behind = counts.cumsum()
+    offsets = np.arange(behind[-1]) - (behind - counts).repeat(counts)
+    return uniforms(seeds.repeat(counts), starts.repeat(counts) + offsets.astype(np.uint64), purpose)
 
 
-def _keys(request: Request, purpose: Purpose, count: int) -> list[DrawKey]:
-    """Of the next `count` positions; none if its tokens are chosen by another rule."""
-    if not _is_drawn(request):
-        return []
-    first = len(request.token_ids)
-    return [(request.seed, first + i, purpose) for i in range(count)]
-
-
-def _draw_all(keys: Sequence[list[DrawKey]]) -> list[list[float]]:
-    """The draws of all these keys, in the same form."""
-    draws = iter(uniforms(list(itertools.chain.from_iterable(keys))))
-    return [list(itertools.islice(draws, len(row))) for row in keys]
+def _seeds(requests: Sequence[Request]) -> Words:
+    return np.array([request.seed for request in requests], dtype=np.uint64)

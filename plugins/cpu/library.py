@@ -105,3 +105,8 @@ def _declare(library: ctypes.CDLL) -> None:
     library.magicdec_use_huge_pages.restype = None
     library.magicdec_read_bytes.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     library.magicdec_read_bytes.restype = ctypes.c_uint64
+    library.magicdec_draws.argtypes = [
+        *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64),
+        *(ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p),
+    ]
+    library.magicdec_draws.restype = None

@@ -110,12 +110,14 @@ def test_coupled_joint_law_is_the_targets_own(draft: Table, draft_len: int) -> N
 
 COUPLED_FAULTS = {
     "emit the draft's token": (
-        "            break\n",
-        "            token_ids[i] = draft_token_ids[i]\n            break\n",
+        "        if not going:\n",
+        "        for b, token_id in drawn:\n"
+        "            chosen[b][i:] = draft_token_ids[b][i : i + 1] or [token_id]\n"
+        "        if not going:\n",
     ),
-    "noise of the first row": ("sample_gumbel(target_probs[i], noise[i])", "sample_gumbel(target_probs[i], noise[0])"),
-    "first row of the target": ("sample_gumbel(target_probs[i], noise[i])", "sample_gumbel(target_probs[0], noise[i])"),
-    "go on after a mismatch": ("            break\n", "            continue\n"),
+    "noise of the first row": ("noise(going, i)", "noise(going, 0)"),
+    "first row of the target": ("firsts[b] + i for", "firsts[b] for"),
+    "go on after a mismatch": ("if _foresaw(draft_token_ids[b], i, token_id)", "if i < len(draft_token_ids[b])"),
 }
 
 
@@ -161,8 +163,8 @@ def test_one_token_of_two_by_quadrature(prob: float) -> None:
 
 
 def test_quadrature_finds_noise_of_the_wrong_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = rejection.sample_gumbel
-    monkeypatch.setattr(rejection, "sample_gumbel", lambda probs, noise: right(probs, noise * (1 + 1e-6)))
+    right = rejection.sample_gumbel_all
+    monkeypatch.setattr(rejection, "sample_gumbel_all", lambda probs, noise: right(probs, noise * (1 + 1e-6)))
     probs = torch.tensor([0.3, 0.7], dtype=torch.float64)
     measured = law.tanh_sinh(lambda s: wins(probs, gumbel_of(exponential_of(s))), step=1 / 10)
     assert abs(measured - 0.3) > 100 * TOLERANCE

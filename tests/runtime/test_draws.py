@@ -7,11 +7,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
+from magicdec.plugins.cpu import library
 from magicdec.runtime import draws
 from magicdec.runtime.draws import Purpose, child_seed, fresh_seed, gumbel, uniform
 
@@ -38,10 +39,41 @@ def test_uniform_is_the_first_word_of_its_philox_block(seed: int, position: int,
     assert uniform(seed, position, purpose) == (word >> 11) / 2**53
 
 
-@settings(deadline=None)
-@given(keys=st.lists(st.tuples(SEEDS, POSITIONS, st.sampled_from(Purpose)), max_size=20))
-def test_draws_made_together_are_those_made_alone(keys: list[tuple[int, int, Purpose]]) -> None:
-    assert draws.uniforms(keys) == [uniform(*key) for key in keys]
+@pytest.fixture(params=["native", "numpy"])
+def bits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who makes many draws at once."""
+    if request.param == "numpy":
+        monkeypatch.setattr(draws, "native", lambda: None)
+    elif library.native() is None:
+        pytest.skip("the native library was not built")
+
+
+TOGETHER = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+PAIRS = st.lists(st.tuples(SEEDS, POSITIONS), max_size=20)
+
+
+def _arrays(pairs: list[tuple[int, int]]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    table = np.array(pairs, dtype=np.uint64).reshape(-1, 2)
+    return table[:, 0].copy(), table[:, 1].copy()
+
+
+@pytest.mark.usefixtures("bits")
+@TOGETHER
+@given(pairs=PAIRS, purpose=st.sampled_from(Purpose))
+def test_draws_made_together_are_those_made_alone(pairs: list[tuple[int, int]], purpose: Purpose) -> None:
+    expected = [uniform(*pair, purpose) for pair in pairs]
+    assert draws.uniforms(*_arrays(pairs), purpose).tolist() == expected
+
+
+@pytest.mark.usefixtures("bits")
+@TOGETHER
+@given(
+    pairs=PAIRS.filter(bool), size=st.sampled_from([1, 3, 4, 50, draws._NOISE_AT_ONCE // 2, draws._NOISE_AT_ONCE + 1])
+)
+def test_gumbel_noise_made_together_is_that_made_alone(pairs: list[tuple[int, int]], size: int) -> None:
+    """To the last bit, also where a batch is made in several parts."""
+    pairs = pairs if size < 100 else pairs[:3]
+    assert torch.equal(draws.gumbels(*_arrays(pairs), size), torch.stack([gumbel(*pair, size) for pair in pairs]))
 
 
 @settings(deadline=None)
@@ -63,7 +95,7 @@ def test_extreme_bits_give_no_infinity_and_no_one(monkeypatch: pytest.MonkeyPatc
     def raw(_seed: int, _position: int, _purpose: Purpose, count: int) -> NDArray[np.uint64]:
         return np.full(count, bits, dtype=np.uint64)
 
-    monkeypatch.setattr(draws, "_raw", raw)
+    monkeypatch.setattr(draws, "_words_of_one", raw)
     assert 0 <= uniform(0, 0, Purpose.ACCEPT) < 1
     assert bool(gumbel(0, 0, 4).isfinite().all())
 

@@ -116,21 +116,24 @@ def test_float32_tables_keep_the_law_to_their_own_rounding() -> None:
 # -- The check can fail ------------------------------------------------------------------------------------------------
 
 
-RECOVER = "sample(residual(target_probs[i], draft_probs[i]), sample_draws[i])"
-BONUS = "sample(target_probs[num_drafts], sample_draws[num_drafts])"
-ACCEPT = "return draw * draft_prob < float(target_probs[token_id])"
+LAWS = "laws = target[last].astype(np.float64)"
+RECOVER = "residual(laws[rejected], _on_host(refused))"
+DRAW = "sample_draws[last]"
+ACCEPT = "draw * draft_prob < target_prob"
+STANDS = "accepts(target[rows, tokens], np.asarray(token_probs), accept_draws)"
+ALL = "(np.array(num_accepted) == counts)"
 FAULTS = {
-    "recover from the target": (RECOVER, "sample(target_probs[i], sample_draws[i])"),
-    "recover from the next row": (RECOVER, "sample(residual(target_probs[i + 1], draft_probs[i]), sample_draws[i])"),
-    "recover from the first row": (RECOVER, "sample(residual(target_probs[0], draft_probs[0]), sample_draws[i])"),
-    "recover with the first draw": (RECOVER, "sample(residual(target_probs[i], draft_probs[i]), sample_draws[0])"),
+    "recover from the target": (RECOVER, "laws[rejected]"),
+    "recover from the next row": (RECOVER, "residual(target[last[rejected] + 1], _on_host(refused))"),
+    "recover from the first row": (RECOVER, "residual(target[:1], _on_host(refused))"),
+    "recover with the first draw": (DRAW, f"sample_draws[np.where({ALL}, last, 0)]"),
     "residual of either sign": ("np.maximum(excess, 0, out=excess)", "np.abs(excess, out=excess)"),
-    "bonus from the previous row": (BONUS, "sample(target_probs[num_drafts - 1], sample_draws[num_drafts])"),
-    "bonus from the draft": (BONUS, "sample(draft_probs[-1], sample_draws[num_drafts])"),
-    "bonus with the first draw": (BONUS, "sample(target_probs[num_drafts], sample_draws[0])"),
-    "accept the arg-max": (ACCEPT, f"{ACCEPT} or token_id == int(target_probs.argmax())"),
-    "accept what the target likes": (ACCEPT, "return draw < float(target_probs[token_id])"),
-    "epsilon in the ratio": (ACCEPT, "return draw * (draft_prob + 1e-6) < float(target_probs[token_id])"),
+    "bonus from the previous row": (LAWS, f"laws = target[last - {ALL}].astype(np.float64)"),
+    "bonus from the draft": (LAWS, f"{LAWS}; laws[{ALL}] = _on_host(draft_probs[0][-1])"),
+    "bonus with the first draw": (DRAW, f"sample_draws[np.where({ALL}, 0, last)]"),
+    "accept the arg-max": (STANDS, f"({STANDS} | (tokens == target[rows].argmax(axis=1)))"),
+    "accept what the target likes": (ACCEPT, "draw < target_prob"),
+    "epsilon in the ratio": (ACCEPT, "draw * (draft_prob + 1e-6) < target_prob"),
     "epsilon in the comparison": (ACCEPT, f"{ACCEPT} + 1e-6"),
 }
 

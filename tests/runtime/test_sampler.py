@@ -39,11 +39,10 @@ def _batch(seed: int) -> tuple[list[Request], torch.Tensor, list[tuple[int, int]
     for request in requests:
         count = rng.randrange(4)
         law = torch.randn(count + 1, 16, dtype=torch.float64)
-        draws = sampler.draft_draws([request], [count])
         tokens: list[int] = []
         laws: list[torch.Tensor] = []
         for i in range(count):
-            (token,) = sample_draft_tokens([request], (law[i] + torch.randn(16) / 2)[None], [tokens], draws)
+            (token,) = sample_draft_tokens([request], (law[i] + torch.randn(16) / 2)[None], [tokens])
             assert not isinstance(token, RequestError)
             tokens.append(token.token_id)
             laws += [] if token.probs is None else [token.probs]
@@ -66,16 +65,16 @@ def test_verified_together_as_alone(seed: int) -> None:
 def test_drafted_together_as_alone(seed: int) -> None:
     requests, _, _, drafts = _batch(seed)
     tokens, logits = [draft.token_ids for draft in drafts], torch.randn(12, 16)
-    draws = sampler.draft_draws(requests, [len(each) + 1 for each in tokens])
-    together = sample_draft_tokens(requests, logits, tokens, draws)
+    together = sample_draft_tokens(requests, logits, tokens)
     for i, token in enumerate(together):
-        (alone,) = sample_draft_tokens([requests[i]], logits[i : i + 1], [tokens[i]], [draws[i]])
+        (alone,) = sample_draft_tokens([requests[i]], logits[i : i + 1], [tokens[i]])
         assert isinstance(token, sampler.DraftToken)
         assert isinstance(alone, sampler.DraftToken)
         assert token.token_id == alone.token_id
         assert (token.probs is None) == (alone.probs is None) == requests[i].params.greedy
         if token.probs is not None and alone.probs is not None:
             assert torch.equal(token.probs, alone.probs)
+            assert token.prob == alone.prob == float(token.probs[token.token_id])
 
 
 @pytest.mark.parametrize("bad", range(12))
