@@ -13,22 +13,13 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 from tests.triton_server.server import TritonServer
 
 Value = Any
-SECONDS = 60
-_TYPES: dict[str, Any] = {
-    "text_input": np.object_,
-    "bad_words": np.object_,
-    "stop_words": np.object_,
-    "embedding_bias_words": np.object_,
-    "seed": np.uint64,
-    "stream": np.bool_,
-    "streaming": np.bool_,
-    "stop": np.bool_,
-    "exclude_input_in_output": np.bool_,
-    "use_draft_logits": np.bool_,
-    **dict.fromkeys(("temperature", "top_p", "runtime_top_p", "repetition_penalty"), np.float32),
-    **dict.fromkeys(("presence_penalty", "frequency_penalty", "length_penalty", "len_penalty"), np.float32),
-    **dict.fromkeys(("embedding_bias", "embedding_bias_weights", "draft_logits"), np.float32),
-}
+SECONDS = 20
+_FLOATS = (
+    *("temperature", "top_p", "runtime_top_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
+    *("length_penalty", "len_penalty", "embedding_bias", "embedding_bias_weights"),
+)
+# Whole numbers are 32-bit unless they are named here.
+_TYPES: dict[str, Any] = {"seed": np.uint64, **dict.fromkeys(_FLOATS, np.float32)}
 
 
 class Response(NamedTuple):
@@ -46,11 +37,12 @@ def arrays(values: Mapping[str, Value]) -> dict[str, NDArray[Any]]:
 def _array(name: str, value: Value) -> NDArray[Any]:
     if isinstance(value, np.ndarray):
         return value
-    dtype = np.bool_ if name.startswith("return_") else _TYPES.get(name, np.int32)
-    items = [
-        each.encode() if isinstance(each, str) else each for each in (value if isinstance(value, list) else [value])
-    ]
-    return np.array([items], dtype)
+    items = value if isinstance(value, list) else [value]
+    if all(isinstance(each, str) for each in items):
+        return np.array([[each.encode() for each in items]], np.object_)
+    if all(isinstance(each, bool) for each in items):
+        return np.array([items])
+    return np.array([items], _TYPES.get(name, np.int32))
 
 
 def infer_inputs(values: Mapping[str, Value], module: Any = grpc) -> list[Any]:

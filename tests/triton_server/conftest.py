@@ -13,6 +13,7 @@ from tests.triton_server.server import TritonServer, start
 
 VOCAB_SIZE = 300  # covers every byte
 DTYPE = "float64"
+MAX_QUEUE_SIZE = 40
 
 
 @pytest.fixture(scope="session")
@@ -27,7 +28,7 @@ def engine(work: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def server(work: Path, engine: Path) -> Iterator[TritonServer]:
-    write_repository(work / "models", LLMParameters(engine, dtype=DTYPE, max_queue_size=64))
+    write_repository(work / "models", LLMParameters(engine, dtype=DTYPE, max_queue_size=MAX_QUEUE_SIZE))
     running = start(work / "models", work)
     try:
         yield running

@@ -97,6 +97,11 @@ def output_tokens(server: TritonServer) -> float:
     return sum(value for name, value in server.metrics().items() if name.startswith("nv_llm_output_token_len_sum"))
 
 
+def num_active(server: TritonServer) -> float:
+    """Requests that the engine has."""
+    return server.metrics()[f'nv_trt_llm_request_metrics{{{LABELS},request_type="active",version="1"}}']
+
+
 def wait_until_idle(server: TritonServer, seconds: float = 10) -> None:
     """Until no request is open and every block is free, by metrics that are newer than this call."""
     start = time.time()
