@@ -9,28 +9,34 @@ import numpy as np
 from client import Answer, Ask, ask_all, gaps
 from server import Server
 
-WAYS: dict[str, dict[str, Any]] = {"plain": {"num_draft_tokens": 0}, "speculative": {}}
 # An instruct model this small soon repeats itself without the penalty, which would flatter the acceptance.
 SAMPLING = {"temperature": 0, "frequency_penalty": 0.3, "ignore_eos": True}
 
 
 @dataclass(frozen=True)
 class Load:
-    """How much; output_tokens a request."""
+    """How much; output_tokens a request. draft_tokens: of the way to decode that fixes them."""
 
     concurrency: int
     output_tokens: int
     repeats: int
+    draft_tokens: int
+
+    @property
+    def ways(self) -> dict[str, dict[str, Any]]:
+        """What a request says; without a number the server chooses, at each step."""
+        fixed = {"plain": 0, f"{self.draft_tokens} drafts": self.draft_tokens}
+        return {**{name: {"num_draft_tokens": number} for name, number in fixed.items()}, "auto": {}}
 
 
 def measure_load(server: Server, model: str, prompts: Sequence[Sequence[int]], load: Load) -> dict[str, Any]:
     """Runs by way, in mirrored order; and what must hold: no errors, equal texts, no block lost."""
     warm_up(server, model, prompts, load)
     before = server.wait_until_idle()
-    runs: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
+    runs: dict[str, list[dict[str, Any]]] = {way: [] for way in load.ways}
     texts: list[list[str]] = []
     for repeat in range(load.repeats):
-        for way in list(WAYS) if repeat % 2 == 0 else reversed(WAYS):
+        for way in list(load.ways) if repeat % 2 == 0 else reversed(load.ways):
             run, answers = measure_run(server, model, prompts, load, way)
             runs[way].append(run)
             texts.append([answer.text for answer in answers])
@@ -48,8 +54,8 @@ def measure_load(server: Server, model: str, prompts: Sequence[Sequence[int]], l
 
 
 def warm_up(server: Server, model: str, prompts: Sequence[Sequence[int]], load: Load) -> None:
-    """Both ways, with the ends of prompts, so that neither is the first to run, and none finds its prompts read."""
-    for way in WAYS:
+    """All ways, with the ends of prompts, so that none is the first to run, and none finds its prompts read."""
+    for way in load.ways:
         measure_run(server, model, [prompt[-100:] for prompt in prompts[: load.concurrency]], load, way)
 
 
@@ -58,7 +64,7 @@ def measure_run(
 ) -> tuple[dict[str, Any], list[Answer]]:
     """One way; figures from the client's clock, and from the server's counters."""
     asks = [
-        Ask({"model": model, "prompt": list(prompt), "max_tokens": load.output_tokens, **SAMPLING, **WAYS[way]})
+        Ask({"model": model, "prompt": list(prompt), "max_tokens": load.output_tokens, **SAMPLING, **load.ways[way]})
         for prompt in prompts
     ]
     before = server.metrics()

@@ -277,7 +277,7 @@ def test_load_soak_and_aiperf_on_the_real_server(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(output.read_text())
     assert found["load"]["same_texts"] == found["load"]["requests"] == 6
-    assert found["load"]["runs"]["speculative"][0]["acceptance_length"] > 1
+    assert found["load"]["runs"]["3 drafts"][0]["acceptance_length"] > 1
     assert found["load"]["runs"]["plain"][0]["acceptance_length"] is None
     assert found["soak"]["cancelled"] >= found["soak"]["aborted"] > 0
     assert found["aiperf"]["totals"]["requests"] == 6

@@ -271,7 +271,8 @@ def test_async_llm_tells_all(monkeypatch: pytest.MonkeyPatch) -> None:
     def value(name: str, **labels: str) -> float | None:
         return registry.get_sample_value(f"magicdec:{name}", labels)
 
-    with AsyncLLM(llm, max_queue_size=12, metrics=EngineMetrics(registry, llm)) as served:
+    metrics = EngineMetrics(registry, llm)
+    with AsyncLLM(llm, max_queue_size=12, metrics=metrics) as served:
         for index in range(8):
             params = SamplingParams(max_tokens=10 if index % 2 else 190, **GREEDY)
             stream = served.submit([1, 2, 3], params, timeout=1e-4 if index == 4 else None)
@@ -297,6 +298,7 @@ def test_async_llm_tells_all(monkeypatch: pytest.MonkeyPatch) -> None:
             tokens += list(stream)[-1].metrics.num_output_tokens
     with pytest.raises(NotReadyError):
         served.submit([1], SamplingParams())
+    assert not metrics._open, "nothing is kept of a request that has ended"
     assert ends["error"] == 1
     assert ends["length"] >= 3
     assert ends["abort"] >= 1, "a deadline of 0.1 ms and two aborts after the first tokens"
