@@ -50,6 +50,15 @@ def _join() -> "Leader":
     return leader
 
 
+def leave_ranks() -> None:
+    """Rank 0, once and for all: end the other ranks and MPI. For a process that ends without Python's own exit."""
+    if _join.cache_info().currsize:
+        _join().stop()
+        from mpi4py import MPI
+
+        MPI.Finalize()
+
+
 def _share_cores(ranks: Ranks) -> None:
     """Threads of ranks on one machine would otherwise take turns on its cores."""
     cores = len(os.sched_getaffinity(0))

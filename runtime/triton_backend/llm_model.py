@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from magicdec.runtime.async_llm import AsyncLLM
 from magicdec.runtime.llm import LLM
+from magicdec.runtime.parallel import leave_ranks
 from magicdec.runtime.triton_backend import wire
 from magicdec.runtime.triton_backend.llm_request import RequestReader
 from magicdec.runtime.triton_backend.llm_service import LLMService
@@ -43,5 +44,6 @@ class LLMModel:
             )
 
     def finalize(self) -> None:
-        """Called once by Triton, when the model is unloaded."""
+        """Called once by Triton, when the model is unloaded; its process ends then."""
         self._service.close(DRAIN_SECONDS)
+        leave_ranks()
