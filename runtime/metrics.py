@@ -1,11 +1,12 @@
 """What a server counts: told by the thread that runs the engine, read by whoever publishes the registry."""
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Counter
 
 from magicdec.runtime.engine import Engine
 from magicdec.runtime.engine_events import EngineEvents, Refusal
@@ -41,6 +42,7 @@ class EngineMetrics(EngineEvents):
         self._scheduler, self._blocks = llm.engine.scheduler, llm.engine.blocks
         self._clock = clock
         self._open: dict[str, _Progress] = {}
+        self._sums: defaultdict[Counter, float] = defaultdict(float)  # counted, and not yet published
         self._set_gauges()
 
     def submitted(self, request_id: str) -> None:
@@ -56,12 +58,12 @@ class EngineMetrics(EngineEvents):
         self.families.step.observe(seconds)
         for output in outputs:
             self._count(output)
-        self._set_gauges()
+        self._publish()
 
     def finished(self, output: RequestOutput) -> None:
         """A request ended between steps, e.g. by an abort."""
         self._count(output)
-        self._set_gauges()
+        self._publish()
 
     def failed(self, request_id: str) -> None:
         """A request ended without an output, since the engine broke down or would not have it."""
@@ -76,16 +78,16 @@ class EngineMetrics(EngineEvents):
         progress.metrics = new
         if new.num_output_tokens > old.num_output_tokens:
             self._count_tokens(output, progress, old, now)
-        self.families.prefix_hits.inc(new.num_cached_tokens - old.num_cached_tokens)
-        self.families.preemptions.inc(new.num_preemptions - old.num_preemptions)
+        self._sums[self.families.prefix_hits] += new.num_cached_tokens - old.num_cached_tokens
+        self._sums[self.families.preemptions] += new.num_preemptions - old.num_preemptions
         if new.draft_lengths != old.draft_lengths:
             self._count_drafts(old, new)
         if output.finished:
             self._count_end(output, progress, now)
 
     def _count_tokens(self, output: RequestOutput, progress: _Progress, old: RequestMetrics, now: float) -> None:
-        new, families = output.metrics, self.families
-        families.generation_tokens.inc(new.num_output_tokens - old.num_output_tokens)
+        new, families, sums = output.metrics, self.families, self._sums
+        sums[families.generation_tokens] += new.num_output_tokens - old.num_output_tokens
         if old.num_output_tokens:
             families.inter_token.observe(now - progress.last_delivery)
         else:
@@ -94,22 +96,22 @@ class EngineMetrics(EngineEvents):
             families.first_token.observe(first_token)
             families.prefill.observe(in_batch)
             families.queue.observe(first_token - in_batch)  # the way to the engine is part of it
-            families.prompt_tokens.inc(new.num_prompt_tokens)
-            families.prefix_queries.inc(new.num_prompt_tokens * len(output.outputs))
+            sums[families.prompt_tokens] += new.num_prompt_tokens
+            sums[families.prefix_queries] += new.num_prompt_tokens * len(output.outputs)
         progress.last_delivery = now
 
     def _count_drafts(self, old: RequestMetrics, new: RequestMetrics) -> None:
-        families = self.families
-        families.drafts.inc(new.num_rounds - old.num_rounds)
-        families.draft_tokens.inc(new.num_draft_tokens - old.num_draft_tokens)
-        families.accepted_tokens.inc(new.num_accepted_tokens - old.num_accepted_tokens)
+        families, sums = self.families, self._sums
+        sums[families.drafts] += new.num_rounds - old.num_rounds
+        sums[families.draft_tokens] += new.num_draft_tokens - old.num_draft_tokens
+        sums[families.accepted_tokens] += new.num_accepted_tokens - old.num_accepted_tokens
         for length, count in _more(old.draft_lengths, new.draft_lengths):
-            families.draft_lengths[length].inc(count)
+            sums[families.draft_lengths[length]] += count
             for position in range(length):
-                families.draft_tokens_at[position].inc(count)
+                sums[families.draft_tokens_at[position]] += count
         for length, count in _more(old.accepted_lengths, new.accepted_lengths):
             for position in range(length):
-                families.accepted_tokens_at[position].inc(count)
+                sums[families.accepted_tokens_at[position]] += count
 
     def _count_end(self, output: RequestOutput, progress: _Progress, now: float) -> None:
         del self._open[output.request_id]
@@ -121,6 +123,13 @@ class EngineMetrics(EngineEvents):
             self.families.decode.observe(output.metrics.decode_seconds)
         if longest > 1:
             self.families.per_token.observe(output.metrics.decode_seconds / (longest - 1))
+
+    def _publish(self) -> None:
+        """Once a step: a counter has a lock, and a step has many requests."""
+        for counter, amount in self._sums.items():
+            counter.inc(amount)
+        self._sums.clear()
+        self._set_gauges()
 
     def _set_gauges(self) -> None:
         families, blocks = self.families, self._blocks
