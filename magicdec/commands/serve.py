@@ -148,7 +148,7 @@ def serve(
     length = draft_length(num_draft_tokens)
     _log_to_stderr(log_level)
     _check_installed()
-    from prometheus_client import CollectorRegistry
+    from prometheus_client import CollectorRegistry, disable_created_metrics
 
     from magicdec.runtime.async_llm import AsyncLLM
     from magicdec.runtime.llm import LLM
@@ -170,6 +170,7 @@ def serve(
             dtype=dtype,
             device=device,
         )
+        disable_created_metrics()  # a second series for each, of use to OpenMetrics alone
         metrics = CollectorRegistry()
         with AsyncLLM(llm, max_queue_size=max_queue_size, metrics=EngineMetrics(metrics, llm)) as served:
             name = model_name or llm.config.name
