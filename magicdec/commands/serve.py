@@ -170,7 +170,8 @@ def serve(
             dtype=dtype,
             device=device,
         )
-        disable_created_metrics()  # a second series for each, of use to OpenMetrics alone
+        # Those are a second series for each, of use to OpenMetrics alone.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         metrics = CollectorRegistry()
         with AsyncLLM(llm, max_queue_size=max_queue_size, metrics=EngineMetrics(metrics, llm)) as served:
             name = model_name or llm.config.name
