@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from magicdec.runtime.block_manager import BlockManager
+from magicdec.runtime.block_tables import BlockTables
 from magicdec.runtime.cyclic_cache import CyclicCache, num_sink_blocks
 from magicdec.runtime.manifest import SinkPositions
 from magicdec.runtime.model_input import ModelInput, SequenceInput, pack, pack_views
@@ -44,24 +45,35 @@ class TargetWindow:
         self.blocks = blocks
         self.window_size = window_size
         self.num_sink_blocks = num_sink_blocks(num_sink_tokens, blocks.block_size)
+        self._drafting: list[Request] = []  # what the last pass was for, and what does not change within a round:
+        self._tables = BlockTables([], blocks.block_size)
+        self._lengths = np.zeros(0, dtype=np.int64)  # committed tokens
 
     def catch_up(self, requests: Sequence[Request]) -> ModelInput:
         """The target has read all but the last committed token already."""
         assert all(request.num_pending_tokens == 1 for request in requests)
-        return self._view(requests, [request.token_ids[-1] for request in requests], 0)
+        self._look_up(requests)
+        return self._view([request.token_ids[-1] for request in requests], 0)
 
     def feed(self, requests: Sequence[Request], token_ids: Sequence[int], num_drafts: int) -> ModelInput:
         """One draft token each at the next position."""
-        return self._view(requests, token_ids, num_drafts)
+        if self._drafting != requests:
+            self._look_up(requests)
+        return self._view(token_ids, num_drafts)
 
     def release(self, request: Request) -> None:
         """The blocks are the target's."""
 
-    def _view(self, requests: Sequence[Request], token_ids: Sequence[int], num_drafts: int) -> ModelInput:
-        positions = np.array([len(request.token_ids) for request in requests]) - 1 + num_drafts
+    def _look_up(self, requests: Sequence[Request]) -> None:
+        self._drafting = list(requests)
+        self._tables = self.blocks.tables([request.request_id for request in requests])
+        self._lengths = np.array([len(request.token_ids) for request in requests])
+
+    def _view(self, token_ids: Sequence[int], num_drafts: int) -> ModelInput:
+        positions = self._lengths - 1 + num_drafts
         first_recent = np.maximum(self.num_sink_blocks, (positions - self.window_size) // self.blocks.block_size)
         return pack_views(
-            self.blocks.tables([request.request_id for request in requests]),
+            self._tables,
             [[token_id] for token_id in token_ids],
             positions,
             np.ones_like(positions),

@@ -1,11 +1,7 @@
 """Drafts from a model that sees each sequence through a bounded view: self-speculation and separate draft alike."""
 
-import itertools
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-
-import torch
 
 from magicdec.errors import RequestError
 from magicdec.runtime.draft import NO_DRAFT, Draft
@@ -13,31 +9,10 @@ from magicdec.runtime.draft_cache import DraftCache
 from magicdec.runtime.model_input import ModelInput
 from magicdec.runtime.model_runner import ModelRunner
 from magicdec.runtime.request import Request
-from magicdec.runtime.sampler import DraftToken, sample_draft_tokens
+from magicdec.runtime.sampler import draw_next
 from magicdec.runtime.scheduler import ScheduledRequest
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass
-class _Work:
-    """A request's draft in the making."""
-
-    request: Request
-    num_tokens: int
-    tokens: list[int] = field(default_factory=list)
-    probs: list[torch.Tensor] = field(default_factory=list)  # none if the tokens are arg-maxima
-    token_probs: list[float] = field(default_factory=list)
-
-    @property
-    def draft(self) -> Draft:
-        return Draft(self.tokens, self.probs or None, self.token_probs)
-
-    def add(self, token: DraftToken) -> None:
-        self.tokens.append(token.token_id)
-        if token.probs is not None:
-            self.probs.append(token.probs)
-            self.token_probs.append(token.prob)
 
 
 class ModelProposer:
@@ -54,14 +29,13 @@ class ModelProposer:
     def propose(self, scheduled: Sequence[ScheduledRequest]) -> list[Draft]:
         """Autoregressive drafts, each token drawn from the request's own processed distribution."""
         wanted = [e for e in scheduled if e.num_draft_tokens > 0 and e.request not in self._given_up]
-        work = [_Work(entry.request, entry.num_draft_tokens) for entry in wanted]
+        drafts = {entry.request: Draft() for entry in wanted}
         try:
-            self._draw_all(work)
+            self._draw_all(wanted, drafts)
         except Exception:  # the caches count rows as read that may never have been computed
-            for each in work:
-                self.cache.release(each.request)
+            for request in drafts:
+                self.cache.release(request)
             raise
-        drafts = {each.request: each.draft for each in work}
         return [drafts.get(entry.request, NO_DRAFT) for entry in scheduled]
 
     def release(self, request: Request) -> None:
@@ -70,29 +44,23 @@ class ModelProposer:
         if request.is_finished:
             self._given_up.discard(request)
 
-    def _draw_all(self, active: list[_Work]) -> None:
-        if not active:
-            return
-        inputs = self.cache.catch_up([work.request for work in active])
-        for num_drafts in itertools.count(1):
-            self._draw(active, inputs)
-            active = [
-                work for work in active if len(work.tokens) < work.num_tokens and work.request not in self._given_up
-            ]
-            if not active:
+    def _draw_all(self, wanted: Sequence[ScheduledRequest], drafts: dict[Request, Draft]) -> None:
+        """Token by token; those that end or fail drop out."""
+        for count in range(max((entry.num_draft_tokens for entry in wanted), default=0)):
+            requests = [e.request for e in wanted if e.num_draft_tokens > count and e.request not in self._given_up]
+            if not requests:
                 return
-            requests, last = [work.request for work in active], [work.tokens[-1] for work in active]
-            inputs = self.cache.feed(requests, last, num_drafts)
+            growing = [drafts[request] for request in requests]
+            logits = self.runner.forward(self._inputs(requests, growing, count))  # [len(requests), V]
+            for request, error in zip(requests, draw_next(requests, logits, growing), strict=True):
+                if error is not None:
+                    self._give_up(request, error)
 
-    def _draw(self, active: list[_Work], inputs: ModelInput) -> None:
-        """One packed draft pass, and one more token for every active request."""
-        logits = self.runner.forward(inputs)  # [len(active), V]
-        requests, drafts = [work.request for work in active], [work.tokens for work in active]
-        for work, token in zip(active, sample_draft_tokens(requests, logits, drafts), strict=True):
-            if isinstance(token, RequestError):
-                self._give_up(work.request, token)
-            else:
-                work.add(token)
+    def _inputs(self, requests: Sequence[Request], drafts: Sequence[Draft], count: int) -> ModelInput:
+        """Of the pass that follows `count` draft tokens each."""
+        if count == 0:
+            return self.cache.catch_up(requests)
+        return self.cache.feed(requests, [draft.token_ids[-1] for draft in drafts], count)
 
     def _give_up(self, request: Request, error: RequestError) -> None:
         _log.warning("request %s goes on without drafts, its draft model failed: %s", request.request_id, error)

@@ -46,7 +46,7 @@ class NGramProposer:
             return NO_DRAFT
         request = entry.request
         index = self._indexes.setdefault(request.request_id, _NGramIndex(self.min_ngram, self.max_ngram))
-        return Draft(index.continuation(request.token_ids, entry.num_draft_tokens), None)
+        return Draft(index.continuation(request.token_ids, entry.num_draft_tokens))
 
 
 class _NGramIndex:

@@ -45,13 +45,13 @@ def rejection_sample(
     assert len(draft_probs) == len(draft_token_ids) == len(accept_draws), "one draft row and accept draw a draft token"
     token_probs = [float(row[token]) for row, token in zip(draft_probs, draft_token_ids, strict=True)]
     draws = np.asarray(accept_draws, dtype=np.float64), np.asarray(sample_draws, dtype=np.float64)
-    return rejection_sample_all(target_probs, [draft_probs], token_probs, [draft_token_ids], *draws)[0]
+    return rejection_sample_all(target_probs, lambda _, i: draft_probs[i], token_probs, [draft_token_ids], *draws)[0]
 
 
 def rejection_sample_all(
     target_probs: torch.Tensor,  # [N, V], k + 1 rows of each of B requests
-    draft_probs: Sequence[Sequence[torch.Tensor] | torch.Tensor],  # [B] of [k, V]
-    token_probs: Sequence[float],  # [M] what draft_probs gives each draft token, M = N - B
+    draft_row: Callable[[int, int], torch.Tensor],  # draft_probs [V] of a request's draft token number i
+    token_probs: Sequence[float],  # [M] what they give each draft token, M = N - B
     draft_token_ids: Sequence[Sequence[int]],  # [B] of [k]
     accept_draws: NDArray[np.float64],  # [M]
     sample_draws: NDArray[np.float64],  # [N]
@@ -69,8 +69,8 @@ def rejection_sample_all(
     laws = target[last].astype(np.float64)
     rejected = [b for b, count in enumerate(counts) if num_accepted[b] < count]
     if rejected:
-        refused = torch.stack([draft_probs[b][num_accepted[b]] for b in rejected])
-        laws[rejected] = residual(laws[rejected], _on_host(refused))
+        refused = np.stack([_on_host(draft_row(b, num_accepted[b])) for b in rejected])
+        laws[rejected] = residual(laws[rejected], refused)
     chosen = sample_all(torch.from_numpy(laws), sample_draws[last])
     return [
         VerifyOutput(count, (*token_ids[:count], token))

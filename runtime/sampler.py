@@ -9,7 +9,7 @@ result depends on the rows beside it. Greedy requests need one arg-max, and no d
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -32,32 +32,24 @@ T = TypeVar("T")
 Span = tuple[int, int]  # first row, and the row behind the last one
 
 
-class DraftToken(NamedTuple):
-    """A draft token, the very distribution [V] that it was drawn from, and its share; None: it is the arg-max."""
-
-    token_id: int
-    probs: torch.Tensor | None
-    prob: float = 1.0
-
-
-def sample_draft_tokens(
+def draw_next(
     requests: Sequence[Request],
     logits: torch.Tensor,  # [B, V], after the committed tokens and the drafts so far
-    drafts: Sequence[list[int]],  # [B] draft tokens so far
-) -> list[DraftToken | RequestError]:
-    """One more draft token for each request, or why it gets none."""
+    drafts: Sequence[Draft],  # [B], each of which gets one more token
+) -> list[RequestError | None]:
+    """Grow each draft, or say why it does not."""
 
-    def decide(indices: Sequence[int]) -> list[DraftToken]:
-        first, history = requests[indices[0]], drafts[indices[0]]
-        rows = _rows(logits, [(i, i + 1) for i in indices])
+    def decide(indices: Sequence[int]) -> list[None]:
+        first, history = requests[indices[0]], drafts[indices[0]].token_ids
+        rows, grown = _rows(logits, [(i, i + 1) for i in indices]), [drafts[i] for i in indices]
         if first.params.greedy:
-            return [DraftToken(best, None) for best in first.logits_processor.best(rows, history, first=len(history))]
-        probs = first.logits_processor.probs(rows, history, first=len(history))  # [len(indices), V]
-        asked = [requests[i] for i in indices]
-        positions = np.array([len(requests[i].token_ids) + len(drafts[i]) for i in indices], dtype=np.uint64)
-        token_ids = _draw(asked, positions, probs)
-        shares = probs[torch.arange(len(indices)), torch.tensor(token_ids)].tolist()
-        return [DraftToken(*each) for each in zip(token_ids, probs.unbind(), shares, strict=True)]
+            best = first.logits_processor.best(rows, history, first=len(history))
+            for draft, token_id in zip(grown, best, strict=True):
+                draft.token_ids.append(token_id)
+        else:
+            probs = first.logits_processor.probs(rows, history, first=len(history))  # [len(indices), V]
+            _draw([requests[i] for i in indices], grown, probs)
+        return [None] * len(indices)
 
     return _by_law(requests, decide)
 
@@ -129,8 +121,8 @@ def _verify_alike(requests: Sequence[Request], logits: torch.Tensor, drafts: Seq
     counts = np.array([len(each) for each in token_ids])
     return rejection_sample_all(
         probs,
-        [draft.rows(probs) for draft in drafts],
-        [share for draft in drafts for share in draft.token_probs],
+        lambda b, i: drafts[b].row(i, probs.shape[1]),
+        [share for draft in drafts for share in draft.shares()],
         token_ids,
         _runs(seeds, starts, counts, Purpose.ACCEPT),
         _runs(seeds, starts, counts + 1, Purpose.SAMPLE),
@@ -152,12 +144,20 @@ def _verify_readable(request: Request, logits: torch.Tensor, draft: Draft) -> Ve
     return verdict if verdict.num_accepted < bad else VerifyOutput(bad - 1, verdict.token_ids[:bad])
 
 
-def _draw(requests: Sequence[Request], positions: Words, probs: torch.Tensor) -> list[int]:
-    """A draft token from each row of probs [R, V]; all requests have one rule."""
+def _draw(requests: Sequence[Request], drafts: Sequence[Draft], probs: torch.Tensor) -> None:
+    """A token for each draft from its row of probs [R, V]; all requests have one rule."""
     seeds = _seeds(requests)
+    lengths = [len(request.token_ids) + len(draft.token_ids) for request, draft in zip(requests, drafts, strict=True)]
+    positions = np.array(lengths, dtype=np.uint64)
     if requests[0].params.acceptance_rule == "coupled":
-        return sample_gumbel_all(probs, gumbels(seeds, positions, probs.shape[1]))
-    return sample_all(probs, uniforms(seeds, positions, Purpose.DRAFT))
+        token_ids = sample_gumbel_all(probs, gumbels(seeds, positions, probs.shape[1]))
+    else:
+        token_ids = sample_all(probs, uniforms(seeds, positions, Purpose.DRAFT))
+    shares = probs.gather(1, torch.tensor(token_ids, device=probs.device)[:, None]).flatten().tolist()
+    for row, (draft, token_id, share) in enumerate(zip(drafts, token_ids, shares, strict=True)):
+        draft.token_ids.append(token_id)
+        draft.laws.append((probs, row))
+        draft.token_probs.append(share)
 
 
 def _runs(seeds: Words, starts: Words, counts: NDArray[np.int64], purpose: Purpose) -> NDArray[np.float64]:

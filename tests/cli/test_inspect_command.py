@@ -39,13 +39,14 @@ def test_inspect_says_how_much_a_draft_sees(
     said = re.search(r"at most (\d+) tokens", succeed("inspect", directory).stdout)
     assert said is not None
     seen: list[int] = []
-    draw = ModelProposer._draw
+    inner = ModelProposer._inputs
 
-    def spy(proposer: ModelProposer, active: Any, inputs: ModelInput) -> None:
+    def spy(*args: Any) -> ModelInput:
+        inputs = inner(*args)
         seen.extend((inputs.cache_lens + inputs.query_start_loc.diff()).tolist())
-        draw(proposer, active, inputs)
+        return inputs
 
-    monkeypatch.setattr(ModelProposer, "_draw", spy)
+    monkeypatch.setattr(ModelProposer, "_inputs", spy)
     LLM(directory).generate([[7] * 200], SamplingParams(temperature=0, max_tokens=60, ignore_eos=True))
     assert max(seen) == int(said[1])
 

@@ -117,19 +117,19 @@ def test_float32_tables_keep_the_law_to_their_own_rounding() -> None:
 
 
 LAWS = "laws = target[last].astype(np.float64)"
-RECOVER = "residual(laws[rejected], _on_host(refused))"
+RECOVER = "residual(laws[rejected], refused)"
 DRAW = "sample_draws[last]"
 ACCEPT = "draw * draft_prob < target_prob"
 STANDS = "accepts(target[rows, tokens], np.asarray(token_probs), accept_draws)"
 ALL = "(np.array(num_accepted) == counts)"
 FAULTS = {
     "recover from the target": (RECOVER, "laws[rejected]"),
-    "recover from the next row": (RECOVER, "residual(target[last[rejected] + 1], _on_host(refused))"),
-    "recover from the first row": (RECOVER, "residual(target[:1], _on_host(refused))"),
+    "recover from the next row": (RECOVER, "residual(target[last[rejected] + 1], refused)"),
+    "recover from the first row": (RECOVER, "residual(target[:1], refused)"),
     "recover with the first draw": (DRAW, f"sample_draws[np.where({ALL}, last, 0)]"),
     "residual of either sign": ("np.maximum(excess, 0, out=excess)", "np.abs(excess, out=excess)"),
     "bonus from the previous row": (LAWS, f"laws = target[last - {ALL}].astype(np.float64)"),
-    "bonus from the draft": (LAWS, f"{LAWS}; laws[{ALL}] = _on_host(draft_probs[0][-1])"),
+    "bonus from the draft": (LAWS, f"{LAWS}; laws[{ALL}] = draft_row(0, -1)"),
     "bonus with the first draw": (DRAW, f"sample_draws[np.where({ALL}, 0, last)]"),
     "accept the arg-max": (STANDS, f"({STANDS} | (tokens == target[rows].argmax(axis=1)))"),
     "accept what the target likes": (ACCEPT, "draw < target_prob"),

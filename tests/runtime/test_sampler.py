@@ -1,5 +1,6 @@
 """Requests that are decided together: as each alone, whoever stands beside it."""
 
+import copy
 import random
 from typing import Any
 
@@ -7,11 +8,10 @@ import pytest
 import torch
 
 from magicdec.errors import RequestError
-from magicdec.runtime import sampler
 from magicdec.runtime.draft import Draft
 from magicdec.runtime.rejection import VerifyOutput
 from magicdec.runtime.request import Request
-from magicdec.runtime.sampler import sample_draft_tokens, verify, verify_all
+from magicdec.runtime.sampler import draw_next, verify, verify_all
 from tests import toy
 
 PARAMS: list[dict[str, Any]] = [
@@ -39,14 +39,10 @@ def _batch(seed: int) -> tuple[list[Request], torch.Tensor, list[tuple[int, int]
     for request in requests:
         count = rng.randrange(4)
         law = torch.randn(count + 1, 16, dtype=torch.float64)
-        tokens: list[int] = []
-        laws: list[torch.Tensor] = []
+        draft = Draft()
         for i in range(count):
-            (token,) = sample_draft_tokens([request], (law[i] + torch.randn(16) / 2)[None], [tokens])
-            assert not isinstance(token, RequestError)
-            tokens.append(token.token_id)
-            laws += [] if token.probs is None else [token.probs]
-        drafts.append(Draft(tokens, laws or None))
+            assert draw_next([request], (law[i] + torch.randn(16) / 2)[None], [draft]) == [None]
+        drafts.append(draft)
         spans.append((len(rows), len(rows) + count + 1))
         rows += list(law)
     return requests, torch.stack(rows), spans, drafts
@@ -64,17 +60,16 @@ def test_verified_together_as_alone(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(30))
 def test_drafted_together_as_alone(seed: int) -> None:
     requests, _, _, drafts = _batch(seed)
-    tokens, logits = [draft.token_ids for draft in drafts], torch.randn(12, 16)
-    together = sample_draft_tokens(requests, logits, tokens)
-    for i, token in enumerate(together):
-        (alone,) = sample_draft_tokens([requests[i]], logits[i : i + 1], [tokens[i]])
-        assert isinstance(token, sampler.DraftToken)
-        assert isinstance(alone, sampler.DraftToken)
-        assert token.token_id == alone.token_id
-        assert (token.probs is None) == (alone.probs is None) == requests[i].params.greedy
-        if token.probs is not None and alone.probs is not None:
-            assert torch.equal(token.probs, alone.probs)
-            assert token.prob == alone.prob == float(token.probs[token.token_id])
+    together, alone, logits = copy.deepcopy(drafts), copy.deepcopy(drafts), torch.randn(12, 16)
+    assert draw_next(requests, logits, together) == [None] * 12
+    for i, request in enumerate(requests):
+        assert draw_next([request], logits[i : i + 1], [alone[i]]) == [None]
+        assert together[i].token_ids == alone[i].token_ids
+        assert together[i].token_ids[:-1] == drafts[i].token_ids
+        assert bool(together[i].laws) != request.params.greedy
+        laws = together[i].rows(16)
+        assert torch.equal(laws, alone[i].rows(16))
+        assert together[i].shares() == laws[torch.arange(len(laws)), torch.tensor(together[i].token_ids)].tolist()
 
 
 @pytest.mark.parametrize("bad", range(12))
@@ -92,4 +87,4 @@ def test_no_draft_is_looked_at_behind_the_first_rejected_one() -> None:
     logits = torch.zeros(3, 16)
     logits[0, 4] = 1
     logits[1:] = torch.nan
-    assert verify_all([request], logits, [(0, 3)], [Draft([2, 3], None)]) == [VerifyOutput(0, (4,))]
+    assert verify_all([request], logits, [(0, 3)], [Draft([2, 3])]) == [VerifyOutput(0, (4,))]
