@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from magicdec.runtime.detokenizer import REPLACEMENT
 from magicdec.runtime.outputs import CompletionOutput, RequestOutput
 from magicdec.runtime.triton_backend.llm_request import LLMRow
 
@@ -69,7 +70,10 @@ class RowStream:
 
 @dataclass(frozen=True)
 class Sequences:
-    """Sequences of one row, from a token and a character on. Tensors have a batch dimension of 1."""
+    """Sequences of one row, from a token and a character on.
+
+    Tensors have a batch dimension of 1, but for texts, of which the TensorRT-LLM backend makes one flat list.
+    """
 
     context: RowContext
     output: RequestOutput
@@ -83,7 +87,7 @@ class Sequences:
         answer: Answer = {
             "output_ids": _padded(new, -1, np.int32),
             "sequence_length": np.array([[len(tokens) for tokens in new]], np.int32),
-            "output_text": np.array([[self._text(each).encode() for each in self.each]], np.object_),
+            "output_text": np.array([self._text(each).encode() for each in self.each], np.object_),
         }
         if row.params.logprobs is not None:
             answer |= self._logprobs()
@@ -106,8 +110,12 @@ class Sequences:
         if row.exclude_input:
             return each.text[self.first_character :] + stop
         prompt, whole = self.context.decode(row.token_ids), self.context.decode(self._tokens(each))
-        end = whole.find(stop, len(prompt)) + len(stop) if stop else len(whole)
-        return whole[:end]
+        if stop:
+            start = whole.find(stop, len(prompt) + len(each.text))
+            return whole[: start + len(stop)] if start >= 0 else prompt + each.text + stop
+        if each.text.endswith(REPLACEMENT):
+            return whole
+        return prompt + whole[len(prompt) :].rstrip(REPLACEMENT)  # bytes of a character that is not whole
 
     def _logprobs(self) -> Answer:
         chosen = []

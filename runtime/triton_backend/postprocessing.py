@@ -18,7 +18,7 @@ class Postprocessor:
     vocab_size: int
 
     def __call__(self, tensors: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """OUTPUT [B, beams]: the text of the first SEQUENCE_LENGTH tokens of each sequence."""
+        """OUTPUT [B * beams]: the text of the first SEQUENCE_LENGTH tokens of each sequence."""
         tokens, lengths = tensors["TOKENS_BATCH"], tensors["SEQUENCE_LENGTH"]
         if tokens.ndim != 3 or lengths.shape != tokens.shape[:2]:
             raise RequestError(
@@ -26,10 +26,11 @@ class Postprocessor:
                 "[batch, beams, tokens] and [batch, beams]"
             )
         texts = [
-            [self._text(ids, int(length)) for ids, length in zip(row, counts, strict=True)]
+            self._text(ids, int(length))
             for row, counts in zip(tokens, lengths, strict=True)
+            for ids, length in zip(row, counts, strict=True)
         ]
-        return {"OUTPUT": np.array(texts, np.object_).reshape(lengths.shape)}
+        return {"OUTPUT": np.array(texts, np.object_)}
 
     def _text(self, ids: NDArray[np.int32], length: int) -> bytes:
         if not 0 <= length <= len(ids):
