@@ -67,6 +67,9 @@ def test_events_as_they_are(served: Served) -> None:
     found = [line.removeprefix("data: ") for line in lines[::2]]
     assert found[-1] == "[DONE]"
     assert all("usage" not in event for event in found)
+    with served.stream("/v1/completions", {**body, "stream_options": {"include_usage": True}}) as events:
+        *parts, _, _ = events
+    assert all('"usage":null' in part for part in parts)
 
 
 @pytest.mark.parametrize("stream", [False, True])

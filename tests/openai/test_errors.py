@@ -64,6 +64,7 @@ COMPLETION_MISTAKES = [
     ("messages", {"messages": USER}, "spelling"),
     ("beam_width", {"beam_width": 2}, "use n"),
     ("sampling", {"sampling": {}}, "spelling"),
+    ("best_of", {"best_of": True}, "use n"),
 ]
 CHAT_MISTAKES = [
     ("messages", {"messages": None}, "missing"),

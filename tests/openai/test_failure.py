@@ -1,5 +1,6 @@
 """A step that fails: of one request, it is that request's answer; of the engine, it ends all and is seen by probes."""
 
+import itertools
 import json
 from typing import Any
 
@@ -8,6 +9,8 @@ import pytest
 import torch
 
 from magicdec.runtime.llm import LLM
+from magicdec.runtime.openai.pieces import Piece, PieceReader
+from magicdec.runtime.outputs import CompletionOutput
 from magicdec.runtime.scheduler import SchedulerOutput
 from tests.openai.serving import MODEL, SECONDS, held, serving, wait_until
 
@@ -75,6 +78,29 @@ def test_request_that_fails_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> 
         gate.release(10)
         assert served.post("/v1/completions", {"prompt": "hi", "max_tokens": 2}).status_code == 200
         assert served.http.get("/ready").status_code == 200
+
+
+@pytest.mark.parametrize("prompt", ["a", ["a", "b", "c"]], ids=["one", "three"])
+def test_bug_in_the_middle_of_a_stream(llm: LLM, monkeypatch: pytest.MonkeyPatch, prompt: Any) -> None:
+    """An error event; what was to be written is not made any more."""
+    read, calls = PieceReader.read, itertools.count()
+
+    def fail_later(self: PieceReader, output: CompletionOutput) -> Piece | None:
+        if next(calls) < 3:
+            return read(self, output)
+        raise ZeroDivisionError("of all things")
+
+    monkeypatch.setattr(PieceReader, "read", fail_later)
+    with serving(llm) as served, held(llm) as gate:
+        gate.release(10)
+        with served.stream("/v1/completions", {**LONG, "prompt": prompt}) as events:
+            *_, failure, done = events
+            assert json.loads(failure)["error"]["code"] == "internal_error"
+            assert done == "[DONE]"
+            while gate.acquire(blocking=False):
+                pass
+            gate.release()
+            wait_until(served.is_idle, "freed within a step")
 
 
 def _explode() -> SchedulerOutput:

@@ -106,12 +106,17 @@ def test_time_is_over(llm: LLM, prompt: Any) -> None:
         assert json.loads(failure)["error"]["type"] == "timeout_error"
         assert done == "[DONE]"
         with pytest.raises(openai.APIError, match="time limit"):
-            list(served.client.completions.create(model=MODEL, stream=True, prompt=prompt, max_tokens=1500))
+            list(
+                served.client.completions.create(
+                    model=MODEL, stream=True, prompt=prompt, max_tokens=1500, extra_body={"ignore_eos": True}
+                )
+            )
         wait_until(served.is_idle, "nothing is left of them")
         assert served.post("/v1/completions", BODY).status_code == 200
 
 
 def test_time_is_over_before_the_first_token(llm: LLM) -> None:
-    """Then a stream has its code as well."""
-    with serving(llm, limits=Limits(request_timeout=0.1)) as served, slowed(llm, 0.3):
-        assert served.post("/v1/completions", {**BODY, "stream": True}).status_code == 504
+    """Then a stream has its code as well. The prompt is read in three steps."""
+    body = {"prompt": [5] * 300, "stream": True}
+    with serving(llm, limits=Limits(request_timeout=0.1)) as served, slowed(llm, 0.2):
+        assert served.post("/v1/completions", body).status_code == 504
