@@ -32,7 +32,7 @@ def chat_logprobs(piece: Piece, texts: TokenText, num_top: int) -> dict[str, Any
         return None
     content = []
     for token_id, row in zip(piece.token_ids, piece.logprobs, strict=True):
-        top = sorted((entry.rank, other) for other, entry in row.items() if entry.rank <= num_top)[:num_top]
+        top = sorted((entry.rank, other) for other, entry in row.items())[:num_top]
         content.append(
             {
                 **_chat_entry(token_id, row[token_id], texts),

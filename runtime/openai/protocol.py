@@ -124,8 +124,13 @@ def _refuse_unsupported(given: dict[str, Any]) -> None:
     """Those that ask for nothing are taken out."""
     for name in UNSUPPORTED.keys() & given.keys():
         value, refusal = given.pop(name), UNSUPPORTED[name]
-        if not any(value == neutral and type(value) is type(neutral) for neutral in refusal.neutral):
+        if not any(_same(value, neutral) for neutral in refusal.neutral):
             raise ApiError(400, f"{name} is not supported: {refusal.mend}", param=name, code="unsupported_parameter")
+
+
+def _same(value: Any, other: Any) -> bool:
+    """As JSON has it: 1 is 1.0, and not true."""
+    return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)
 
 
 def _add_completion_tokens(sampling: dict[str, Any], given: dict[str, Any]) -> None:

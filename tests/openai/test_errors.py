@@ -105,6 +105,26 @@ def test_unsupported_fields(shared: Served, name: str) -> None:
         assert shared.post(CHAT, conversation(**{name: value})).status_code == 200
 
 
+def test_what_other_clients_always_send(shared: Served) -> None:
+    """Fields at the values that change nothing."""
+    idle = {
+        "best_of": 1,
+        "chat_template_kwargs": {},
+        "length_penalty": 1.0,
+        "metadata": {},
+        "parallel_tool_calls": True,
+        "response_format": {"type": "text"},
+        "service_tier": "auto",
+        "skip_special_tokens": True,
+        "store": False,
+        "tool_choice": "none",
+        "tools": [],
+        "use_beam_search": False,
+    }
+    assert shared.post(CHAT, conversation(**idle)).status_code == 200
+    assert shared.post(COMPLETIONS, completion(**idle, suffix=None)).status_code == 200
+
+
 @pytest.mark.parametrize(
     "body",
     [
