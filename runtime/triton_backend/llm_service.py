@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from magicdec.runtime.triton_backend.llm_request import LLMRow, RequestReader, T
 from magicdec.runtime.triton_backend.sender import DeadlineError, Sender
 
 logger = logging.getLogger(__name__)
+_LAST_ANSWERS: Final = 5.0  # seconds to send what the engine has answered
 
 
 @dataclass(eq=False)
@@ -80,10 +81,12 @@ class LLMService:
     def close(self, timeout: float) -> None:
         """Take no more requests, answer the open ones within `timeout` seconds, abort the rest."""
         self._llm.drain(timeout)
-        end = time.monotonic() + timeout
+        if not self._thread.is_alive():
+            return
+        end = time.monotonic() + _LAST_ANSWERS
         while self._jobs and time.monotonic() < end:  # what has ended is still to be sent
             time.sleep(0.01)
-        asyncio.run_coroutine_threadsafe(_end_tasks(), self._loop).result(timeout)
+        asyncio.run_coroutine_threadsafe(_end_tasks(), self._loop).result(_LAST_ANSWERS)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -133,6 +136,8 @@ class LLMService:
         try:
             async for output in job.streams[index]:
                 job.check_cancelled()
+                if job.cancelled and not output.finished:
+                    continue
                 failure = _failure(output)
                 if failure is not None:
                     raise failure
