@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import pytest
 from selenium import webdriver
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
@@ -15,6 +14,10 @@ from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
 WAIT = 20.0  # seconds, for anything that should appear
+
+
+class NoBrowserError(Exception):
+    """This machine has none; the text says how to get it."""
 
 
 class Page:
@@ -114,17 +117,22 @@ class Page:
 
 
 @contextmanager
-def browser(width: int = 1280, height: int = 1000) -> Iterator[Page]:
-    """A new browser with a profile of its own; skips the test where there is none."""
+def browser(width: int = 1280, height: int = 1000, scale: float = 1) -> Iterator[Page]:
+    """A new browser with a profile of its own. scale: pixels of the screen for one of the page.
+
+    Raises:
+        NoBrowserError: Chromium or its driver is not installed.
+    """
     binary = shutil.which("chromium") or shutil.which("google-chrome")
     driver_path = shutil.which("chromedriver")
     if binary is None or driver_path is None:
-        pytest.skip("no chromium or no chromedriver; on Debian: apt install chromium chromium-driver")
+        raise NoBrowserError("no chromium or no chromedriver; on Debian: apt install chromium chromium-driver")
     options = Options()
     options.binary_location = binary
     for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--hide-scrollbars"):
         options.add_argument(argument)
     options.add_argument(f"--window-size={width},{height}")
+    options.add_argument(f"--force-device-scale-factor={scale}")
     options.set_capability("goog:loggingPrefs", {"browser": "WARNING"})
     driver = webdriver.Chrome(options=options, service=Service(driver_path))
     try:

@@ -43,6 +43,26 @@ def test_an_answer_is_shown_as_the_engine_made_it(page: Page, llm: LLM, mode: st
     assert page.text("accepted") == f"{metrics.num_accepted_tokens} of {metrics.num_draft_tokens}, {rate} %"
 
 
+def test_origins_differ_in_colour_and_line(page: Page) -> None:
+    """Each from all others, in the answer as in the legend; without colours there is neither."""
+    page.generate(prompt=PROMPT, **SAMPLING)
+    script = """
+        const styles = [...arguments].map((selector) => getComputedStyle(document.querySelector(selector)));
+        return styles.map((s) => [s.display, s.backgroundColor, s.borderBottomColor, s.borderBottomStyle]);
+    """
+
+    def looks(place: str) -> list[list[str]]:
+        return page.rows(script, *(f"{place}.{origin}" for origin in ORIGINS))
+
+    answer, legend = looks("#answer span"), looks("#legend i")
+    assert [row[1:] for row in answer] == [row[1:] for row in legend]
+    assert {row[0] for row in answer} == {"inline"}
+    for column in (1, 2, 3):
+        assert len({row[column] for row in answer}) == len(ORIGINS)
+    page.element("colours").click()
+    page.wait(lambda: len({tuple(row) for row in looks("#answer span")}) == 1, "the colours do not go")
+
+
 def test_figures_and_bars_follow_from_the_rounds(page: Page) -> None:
     """A bar a round, a cell a token; the mean over all rounds, and over those with drafts."""
     page.generate(prompt=PROMPT, **SAMPLING)

@@ -159,7 +159,8 @@ def test_a_long_answer_scrolls_along_unless_its_reader_scrolled_up(chrome: Page,
         chrome.element("generate").click()
         below = "const a = document.getElementById('answer'); return a.scrollHeight - a.clientHeight - a.scrollTop"
         tall = "const a = document.getElementById('answer'); return a.scrollHeight > a.clientHeight + 100"
-        gate.release(400)
+        chrome.js("document.getElementById('answer').style.fontSize = '4rem'")  # soon tall
+        gate.release(100)
         chrome.wait(lambda: chrome.js(tall), "the answer is not long")
         chrome.wait(lambda: float(str(chrome.js(below))) < 30, "the newest text is out of sight")
         chrome.js("document.getElementById('answer').scrollTop = 0")

@@ -12,6 +12,7 @@ let aborter = null; // of the request that goes on
 let lit = null; // the number of the round that is shown
 let drawing = false;
 let pinned = true; // the answer scrolls along, unless its reader has scrolled up
+let scrolled = 0; // how far it was scrolled
 
 /** Asks who serves, which also tells whether a key is needed. */
 async function connect() {
@@ -246,7 +247,9 @@ document.addEventListener("keydown", (event) => {
 });
 $("answer").addEventListener("keydown", step);
 $("answer").addEventListener("scroll", ({ target }) => {
-  pinned = target.scrollHeight - target.scrollTop - target.clientHeight < 30;
+  const atEnd = target.scrollHeight - target.scrollTop - target.clientHeight < 30;
+  pinned = atEnd || (pinned && target.scrollTop >= scrolled); // text that came since the last event scrolls nobody up
+  scrolled = target.scrollTop;
 });
 $("answer").addEventListener("mouseover", (event) => {
   if (event.target.dataset.round !== undefined) light(Number(event.target.dataset.round));
