@@ -6,7 +6,7 @@ import torch
 
 from magicdec.runtime.rejection import one_hot_probs
 
-Law = tuple[torch.Tensor, int]  # a table [R, V] that several requests share, and the row of it
+Row = tuple[torch.Tensor, int]  # a table [R, V] that several requests share, and the row of it
 
 
 @dataclass(slots=True)  # not frozen, which would make it several times as slow to make
@@ -18,8 +18,9 @@ class Draft:
     """
 
     token_ids: list[int] = field(default_factory=list)  # [k]
-    laws: list[Law] = field(default_factory=list)  # [k] or none
-    token_probs: list[float] = field(default_factory=list)  # [k] or none: what its law gives each token
+    laws: list[Row] = field(default_factory=list)  # [k] or none
+    token_probs: list[float] = field(default_factory=list)  # [k] what its law gives each token, or none
+    noise: list[Row] = field(default_factory=list)  # [k] what each token was drawn with by the coupled rule, or none
 
     def row(self, index: int, vocab_size: int) -> torch.Tensor:
         """draft_probs [vocab_size] of one token."""
@@ -35,12 +36,13 @@ class Draft:
         return torch.stack([table[row] for table, row in self.laws])
 
     def shares(self) -> list[float]:
-        """[k] what its law gives each token."""
+        """[k] what its law gives each token; not for tokens of the coupled rule, whose verification needs none."""
+        assert len(self.token_probs) == len(self.laws)
         return self.token_probs or [1.0] * len(self.token_ids)
 
     def first(self, count: int) -> "Draft":
         """The first `count` tokens alone."""
-        return Draft(self.token_ids[:count], self.laws[:count], self.token_probs[:count])
+        return Draft(self.token_ids[:count], self.laws[:count], self.token_probs[:count], self.noise[:count])
 
 
 NO_DRAFT = Draft()  # plain decoding

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from magicdec.runtime.logits import Logprob
 
@@ -33,6 +33,29 @@ class CompletionOutput:
         if self.logprobs is None:
             return None
         return sum(row[token_id].logprob for row, token_id in zip(self.logprobs, self.token_ids, strict=True))
+
+
+class CompletionSnapshot(CompletionOutput):
+    """A completion as it was at one step. Its lists are copied when they are first looked at, not at every step.
+
+    sources: for each of those fields the list that it is cut from, which only ever grows, and where it begins and ends.
+    """
+
+    @classmethod
+    def of(cls, sources: dict[str, tuple[list[Any], int, int]], **others: Any) -> "CompletionSnapshot":
+        """others: the other fields."""
+        snapshot = cls.__new__(cls)
+        snapshot.__dict__.update(others, _sources=sources)
+        return snapshot
+
+    def __getattr__(self, name: str) -> Any:
+        """Of what was not looked at before."""
+        source = self.__dict__.get("_sources", {}).get(name)
+        if source is None:
+            raise AttributeError(name)
+        values, start, stop = source
+        copied = self.__dict__[name] = values[start:stop]
+        return copied
 
 
 @dataclass

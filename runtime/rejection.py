@@ -100,7 +100,9 @@ def residual(target_probs: Row, draft_probs: Row) -> NDArray[np.float64]:
 def greedy_sample(best: Sequence[int], draft_token_ids: Sequence[int]) -> VerifyOutput:
     """The target's arg-max tokens [k + 1], for as long as the draft foresaw them: both rules for one-hot rows."""
     num_accepted = 0
-    while num_accepted < len(draft_token_ids) and draft_token_ids[num_accepted] == best[num_accepted]:
+    for best_id, token_id in zip(best, draft_token_ids, strict=False):
+        if best_id != token_id:
+            break
         num_accepted += 1
     return VerifyOutput(num_accepted, tuple(best[: num_accepted + 1]))
 
@@ -128,15 +130,17 @@ def coupled_sample_all(
     noise: Callable[[Sequence[int], int], torch.Tensor],  # of these requests at their row i, [R, V]
 ) -> list[VerifyOutput]:
     """`coupled_sample` of each request; noise is asked for only as far as drafts were foreseen."""
-    firsts = [0, *itertools.accumulate(len(token_ids) + 1 for token_ids in draft_token_ids)]
-    chosen: list[list[int]] = [[] for _ in draft_token_ids]
-    going = list(range(len(draft_token_ids)))
+    foreseen = [(*token_ids, None) for token_ids in draft_token_ids]
+    behind = np.cumsum([len(row) for row in foreseen])
+    firsts = behind - [len(row) for row in foreseen]  # [B] each request's first row
+    chosen: list[list[int]] = [[] for _ in foreseen]
+    going = list(range(len(foreseen)))
     for i in itertools.count():
-        rows = target_probs[torch.tensor([firsts[b] + i for b in going], dtype=torch.int64)]
+        rows = target_probs[torch.from_numpy(firsts[going] + i)]
         drawn = list(zip(going, sample_gumbel_all(rows, noise(going, i)), strict=True))
         for b, token_id in drawn:
             chosen[b].append(token_id)
-        going = [b for b, token_id in drawn if _foresaw(draft_token_ids[b], i, token_id)]
+        going = [b for b, token_id in drawn if foreseen[b][i] == token_id]
         if not going:
             break
     return [VerifyOutput(len(token_ids) - 1, tuple(token_ids)) for token_ids in chosen]
@@ -181,10 +185,6 @@ def one_hot_probs(token_ids: Sequence[int], vocab_size: int, dtype: torch.dtype 
     probs = torch.zeros(len(token_ids), vocab_size, dtype=dtype)
     probs[torch.arange(len(token_ids)), torch.as_tensor(list(token_ids), dtype=torch.long)] = 1
     return probs
-
-
-def _foresaw(draft_token_ids: Sequence[int], i: int, token_id: int) -> bool:
-    return i < len(draft_token_ids) and draft_token_ids[i] == token_id
 
 
 def _num_leading(flags: Sequence[bool]) -> int:

@@ -10,6 +10,7 @@ from magicdec.runtime.detokenizer import Detokenizer
 from magicdec.runtime.logits import LogitsProcessor, Logprob
 from magicdec.runtime.outputs import (
     CompletionOutput,
+    CompletionSnapshot,
     FinishReason,
     RequestMetrics,
     RequestOutput,
@@ -114,12 +115,15 @@ class Request:
 
     def completion(self, index: int) -> CompletionOutput:
         """A snapshot for the caller."""
-        return CompletionOutput(
+        count, length = self.num_output_tokens, len(self.token_ids)
+        return CompletionSnapshot.of(
+            {
+                "token_ids": (self.token_ids, length - count, length),
+                "token_origins": (self.token_origins, 0, count),
+                "token_lengths": (self.detokenizer.lengths, 0, count),
+            },
             index=index,
             text=self.detokenizer.text,
-            token_ids=self.output_token_ids,
-            token_origins=list(self.token_origins),
-            token_lengths=list(self.detokenizer.lengths),
             logprobs=None if self.logprobs is None else list(self.logprobs),
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
@@ -146,34 +150,32 @@ class Request:
 
     def _count_until_end(self, token_ids: Sequence[int]) -> int:
         """How many of these next tokens there will be: up to and including the one that ends the request."""
-        num_output, room = self.num_output_tokens, self.num_tokens_left
+        num_output, room, minimum = self.num_output_tokens, self.num_tokens_left, self.params.min_tokens
         count = 0
         for token_id in token_ids:
             count += 1
-            self._end_at(token_id, num_output + count, is_last=count == room)
-            if self.is_finished:
-                break
+            past_minimum = num_output + count >= minimum
+            is_stop_token = token_id in self.stop_token_ids
+            stop_string = self.detokenizer.append(token_id, is_stop_token=is_stop_token, may_stop=past_minimum)
+            if is_stop_token and past_minimum:  # end conditions in the order of their strength
+                self.finish("stop", token_id if token_id in self.params.stop_token_ids else None)
+            elif stop_string is not None:
+                self.finish("stop", stop_string)
+            elif count == room:
+                self.finish("length")
+            else:
+                continue
+            break
         return count
-
-    def _end_at(self, token_id: int, num_output: int, *, is_last: bool) -> None:
-        """Apply the end conditions to output token number `num_output`, in the order of their strength."""
-        past_minimum = num_output >= self.params.min_tokens
-        is_stop_token = token_id in self.stop_token_ids
-        stop_string = self.detokenizer.append(token_id, is_stop_token=is_stop_token, may_stop=past_minimum)
-        if is_stop_token and past_minimum:
-            self.finish("stop", token_id if token_id in self.params.stop_token_ids else None)
-        elif stop_string is not None:
-            self.finish("stop", stop_string)
-        elif is_last:
-            self.finish("length")
 
 
 def _origins(num_accepted: int, num_draft_tokens: int) -> list[TokenOrigin]:
     """Of the tokens of one step."""
     if num_draft_tokens == 0:
         return ["plain"]
-    accepted: list[TokenOrigin] = ["accepted"] * num_accepted
-    return [*accepted, "bonus" if num_accepted == num_draft_tokens else "recovered"]
+    origins: list[TokenOrigin] = ["accepted"] * num_accepted
+    origins.append("bonus" if num_accepted == num_draft_tokens else "recovered")
+    return origins
 
 
 @dataclass
@@ -188,7 +190,7 @@ class RequestGroup:
     @property
     def finished(self) -> bool:
         """Whether all n sequences have ended."""
-        return all(request.is_finished for request in self.requests)
+        return all([request.is_finished for request in self.requests])
 
     def output(self) -> RequestOutput:
         """A snapshot for the caller; cumulative."""

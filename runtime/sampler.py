@@ -41,7 +41,8 @@ def draw_next(
 
     def decide(indices: Sequence[int]) -> list[None]:
         first, history = requests[indices[0]], drafts[indices[0]].token_ids
-        rows, grown = _rows(logits, [(i, i + 1) for i in indices]), [drafts[i] for i in indices]
+        rows = logits if len(indices) == len(requests) else logits[torch.tensor(indices)]
+        grown = [drafts[i] for i in indices]
         if first.params.greedy:
             best = first.logits_processor.best(rows, history, first=len(history))
             for draft, token_id in zip(grown, best, strict=True):
@@ -116,7 +117,11 @@ def _verify_alike(requests: Sequence[Request], logits: torch.Tensor, drafts: Seq
     token_ids = [draft.token_ids for draft in drafts]
     seeds, starts = _seeds(requests), np.array([len(request.token_ids) for request in requests], dtype=np.uint64)
     if first.params.acceptance_rule == "coupled":
-        noise = lambda going, i: gumbels(seeds[going], starts[going] + np.uint64(i), probs.shape[1])  # noqa: E731
+
+        def noise(going: Sequence[int], i: int) -> torch.Tensor:
+            drawn = _drawn_noise([drafts[b] for b in going], i)
+            return gumbels(seeds[going], starts[going] + np.uint64(i), probs.shape[1]) if drawn is None else drawn
+
         return coupled_sample_all(probs, token_ids, noise)
     counts = np.array([len(each) for each in token_ids])
     return rejection_sample_all(
@@ -150,14 +155,27 @@ def _draw(requests: Sequence[Request], drafts: Sequence[Draft], probs: torch.Ten
     lengths = [len(request.token_ids) + len(draft.token_ids) for request, draft in zip(requests, drafts, strict=True)]
     positions = np.array(lengths, dtype=np.uint64)
     if requests[0].params.acceptance_rule == "coupled":
-        token_ids = sample_gumbel_all(probs, gumbels(seeds, positions, probs.shape[1]))
+        noise = gumbels(seeds, positions, probs.shape[1])
+        token_ids = sample_gumbel_all(probs, noise)
+        for row, draft in enumerate(drafts):
+            draft.noise.append((noise, row))
     else:
         token_ids = sample_all(probs, uniforms(seeds, positions, Purpose.DRAFT))
-    shares = probs.gather(1, torch.tensor(token_ids, device=probs.device)[:, None]).flatten().tolist()
-    for row, (draft, token_id, share) in enumerate(zip(drafts, token_ids, shares, strict=True)):
+        shares = probs.gather(1, torch.tensor(token_ids, device=probs.device)[:, None]).flatten().tolist()
+        for draft, share in zip(drafts, shares, strict=True):
+            draft.token_probs.append(share)
+    for row, (draft, token_id) in enumerate(zip(drafts, token_ids, strict=True)):
         draft.token_ids.append(token_id)
         draft.laws.append((probs, row))
-        draft.token_probs.append(share)
+
+
+def _drawn_noise(drafts: Sequence[Draft], i: int) -> torch.Tensor | None:
+    """The noise [R, V] that the drafts' tokens number i were drawn with, where they were drawn together."""
+    places = [draft.noise[i] for draft in drafts if i < len(draft.noise)]
+    if len(places) < len(drafts) or any(table is not places[0][0] for table, _ in places):
+        return None
+    table, rows = places[0][0], [row for _, row in places]
+    return table if rows == list(range(len(table))) else table[rows]
 
 
 def _runs(seeds: Words, starts: Words, counts: NDArray[np.int64], purpose: Purpose) -> NDArray[np.float64]:

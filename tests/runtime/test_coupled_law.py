@@ -112,12 +112,12 @@ COUPLED_FAULTS = {
     "emit the draft's token": (
         "        if not going:\n",
         "        for b, token_id in drawn:\n"
-        "            chosen[b][i:] = draft_token_ids[b][i : i + 1] or [token_id]\n"
+        "            chosen[b][i] = foreseen[b][i] if foreseen[b][i] is not None else token_id\n"
         "        if not going:\n",
     ),
     "noise of the first row": ("noise(going, i)", "noise(going, 0)"),
-    "first row of the target": ("firsts[b] + i for", "firsts[b] for"),
-    "go on after a mismatch": ("if _foresaw(draft_token_ids[b], i, token_id)", "if i < len(draft_token_ids[b])"),
+    "first row of the target": ("firsts[going] + i", "firsts[going]"),
+    "go on after a mismatch": ("if foreseen[b][i] == token_id", "if foreseen[b][i] is not None"),
 }
 
 

@@ -1,5 +1,7 @@
 """What the engine reports beside the output: counts, times, progress; and what it refuses at the door."""
 
+import pickle
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -28,6 +30,32 @@ def test_rounds_drafts_and_acceptance_add_up(kind: toy.Kind) -> None:
     assert metrics.num_rounds == rounds > 1
     assert metrics.acceptance_length == 1 + metrics.num_accepted_tokens / metrics.num_rounds
     assert metrics.acceptance_rate == metrics.num_accepted_tokens / metrics.num_draft_tokens
+
+
+@pytest.mark.parametrize("kind", ["plain", "self"])
+def test_an_output_stays_as_it_was_whenever_it_is_looked_at(kind: toy.Kind) -> None:
+    """Lists are copied late, and are lists of the caller's own."""
+    engine = toy.engine(kind)
+    engine.add_request("0", [1, 2, 3, 1, 2], SamplingParams(max_tokens=30, **GREEDY))
+    at_once: list[Any] = []
+    outputs = []
+    while engine.has_unfinished_requests:
+        (output,) = engine.step()
+        outputs.append(output)
+        (request,) = [*engine.scheduler.running] or [None]
+        at_once.append(request.output_token_ids if request else output.outputs[0].token_ids)
+    assert at_once[0] != at_once[-1]
+    for output, token_ids in zip(outputs, at_once, strict=True):
+        (completion,) = output.outputs
+        stored = pickle.loads(pickle.dumps(completion))
+        assert len(token_ids) == output.metrics.num_output_tokens
+        assert asdict(completion)["token_ids"] == completion.token_ids == stored.token_ids == token_ids
+        assert len(completion.token_origins) == len(completion.token_lengths) == len(token_ids)
+        assert completion == stored == replace(completion)
+        assert replace(completion, error="why").error == "why"
+        completion.token_ids.clear()
+    with pytest.raises(AttributeError, match="nothing"):
+        completion.nothing  # noqa: B018
 
 
 def test_times_of_several_outputs_span_all_of_them() -> None:

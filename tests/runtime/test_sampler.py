@@ -1,7 +1,9 @@
 """Requests that are decided together: as each alone, whoever stands beside it."""
 
 import copy
+import itertools
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -69,7 +71,28 @@ def test_drafted_together_as_alone(seed: int) -> None:
         assert bool(together[i].laws) != request.params.greedy
         laws = together[i].rows(16)
         assert torch.equal(laws, alone[i].rows(16))
-        assert together[i].shares() == laws[torch.arange(len(laws)), torch.tensor(together[i].token_ids)].tolist()
+        if request.params.acceptance_rule == "rejection":
+            assert together[i].shares() == laws[torch.arange(len(laws)), torch.tensor(together[i].token_ids)].tolist()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_noise_that_drafts_were_drawn_with_is_that_of_verification(seed: int) -> None:
+    """Verified with what is kept and with what is drawn anew, for drafts of several lengths that grew together."""
+    torch.manual_seed(seed)
+    requests = [toy.request([1, 2], str(i), seed=i, temperature=1.0, acceptance="coupled") for i in range(9)]
+    drafts = [Draft() for _ in requests]
+    for count in range(3):
+        growing = [i for i in range(9) if i % 4 >= count]
+        logits = torch.randn(len(growing), 16)
+        assert set(draw_next([requests[i] for i in growing], logits, [drafts[i] for i in growing])) == {None}
+    lengths = [len(draft.token_ids) + 1 for draft in drafts]
+    stops = list(itertools.accumulate(lengths))
+    spans = [(stop - length, stop) for stop, length in zip(stops, lengths, strict=True)]
+    logits = torch.randn(stops[-1], 16)
+    kept = verify_all(requests, logits, spans, drafts)
+    assert all(len(draft.noise) == len(draft.token_ids) for draft in drafts)
+    anew = verify_all(requests, logits, spans, [replace(draft, noise=[]) for draft in drafts])
+    assert kept == anew
 
 
 @pytest.mark.parametrize("bad", range(12))
