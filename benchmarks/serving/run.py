@@ -65,7 +65,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--requests", type=int, help="of load and aiperf (64; quick 6)")
     parser.add_argument("--concurrency", type=int, help="of all parts (16; quick 3)")
     parser.add_argument("--prompt-tokens", type=int, help="of load and aiperf (2048; quick 128)")
-    parser.add_argument("--output-tokens", type=int, help="of load and aiperf (128; quick 12)")
+    parser.add_argument("--output-tokens", type=int, help="of load and aiperf (256; quick 12)")
     parser.add_argument("--repeats", type=int, help="runs of each way of load (2; quick 1)")
     parser.add_argument("--soak-requests", type=int, help="(2000; quick 60)")
     parser.add_argument("--draft-tokens", type=int, default=3, help="of load's way that fixes them")
@@ -74,7 +74,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--cache-dir", type=Path, default=Path(".cache"))
     parser.add_argument("--json", type=Path, help="result; parts that are not measured now stay in it")
     args = parser.parse_args()
-    full = {"requests": 64, "concurrency": 16, "prompt_tokens": 2048, "output_tokens": 128, "repeats": 2}
+    full = {"requests": 64, "concurrency": 16, "prompt_tokens": 2048, "output_tokens": 256, "repeats": 2}
     quick = {"requests": 6, "concurrency": 3, "prompt_tokens": 128, "output_tokens": 12, "repeats": 1}
     for name, value in ((quick | {"soak_requests": 60}) if args.quick else (full | {"soak_requests": 2000})).items():
         if getattr(args, name) is None:
