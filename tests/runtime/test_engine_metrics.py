@@ -42,8 +42,8 @@ def test_an_output_stays_as_it_was_whenever_it_is_looked_at(kind: toy.Kind) -> N
     while engine.has_unfinished_requests:
         (output,) = engine.step()
         outputs.append(output)
-        (request,) = [*engine.scheduler.running] or [None]
-        at_once.append(request.output_token_ids if request else output.outputs[0].token_ids)
+        running = engine.scheduler.running
+        at_once.append(running[0].output_token_ids if running else output.outputs[0].token_ids)
     assert at_once[0] != at_once[-1]
     for output, token_ids in zip(outputs, at_once, strict=True):
         (completion,) = output.outputs
@@ -55,7 +55,7 @@ def test_an_output_stays_as_it_was_whenever_it_is_looked_at(kind: toy.Kind) -> N
         assert replace(completion, error="why").error == "why"
         completion.token_ids.clear()
     with pytest.raises(AttributeError, match="nothing"):
-        completion.nothing  # noqa: B018
+        getattr(completion, "nothing")  # noqa: B009
 
 
 def test_times_of_several_outputs_span_all_of_them() -> None:
