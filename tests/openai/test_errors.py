@@ -185,6 +185,13 @@ def test_openai_client_raises_its_own_errors(shared: Served) -> None:
         shared.client.models.retrieve("gpt-4")
 
 
+def test_prompt_that_leaves_no_room(shared: Served) -> None:
+    room = shared.llm.llm.config.max_seq_len
+    error = _names(shared, COMPLETIONS, completion(prompt=[5] * room), "prompt", f"at most {room - 1}")
+    assert error["code"] == "context_length_exceeded"
+    assert shared.post(COMPLETIONS, completion(prompt=[5] * (room - 1))).status_code == 200
+
+
 def test_other_addresses_and_methods(shared: Served) -> None:
     absent = shared.http.get("/v2/anything")
     assert absent.status_code == 404
