@@ -25,8 +25,8 @@ MIB = 1 << 20
 KEY_VARIABLE = "MAGICDEC_API_KEY"
 EPILOG = """[bold]Endpoints[/]
 
-/v1/completions, /v1/chat/completions (with "stream": true as server-sent events), /v1/models; /health, /ready,
-/metrics (Prometheus), /version.
+/ (a page for a browser, which shows what speculation does); /v1/completions, /v1/chat/completions (with
+"stream": true as server-sent events), /v1/models; /health, /ready, /metrics (Prometheus), /version.
 
 Beside OpenAI's fields: top_k, min_p, repetition_penalty, min_tokens, ignore_eos, stop_token_ids, bad_words,
 num_draft_tokens and acceptance. A field that is not supported is refused by name.
@@ -206,6 +206,8 @@ def _say_where(model: str, has_key: bool, host: str, port: int) -> None:
     key = ' -H "Authorization: Bearer $MAGICDEC_API_KEY"' if has_key else ""
     console = err()
     console.print(
-        f"Serving {model} at {address} (OpenAI's API under {address}/v1). Try it:", markup=False, soft_wrap=True
+        f"Serving {model} at {address} (open it in a browser; OpenAI's API is under {address}/v1). Try it:",
+        markup=False,
+        soft_wrap=True,
     )
     console.print(f"curl -N {address}/v1/completions{key} -d {shlex.quote(body)}", markup=False, soft_wrap=True)
