@@ -187,7 +187,7 @@ class Engine:
         if self.device_acceptance is not None:
             rows = [logits[start:stop] for start, stop in spans]
             verdicts = self.device_acceptance.verify(requests, rows, drafts)
-        undecided = [i for i, entry in enumerate(scheduled) if entry.completes and verdicts[i] is None]
+        undecided = [i for i, (start, stop) in enumerate(spans) if start < stop and verdicts[i] is None]
         decided = verify_all(
             [requests[i] for i in undecided], logits, [spans[i] for i in undecided], [drafts[i] for i in undecided]
         )

@@ -124,13 +124,13 @@ class LogitsProcessor:
             self._penalize(logits, histories)
         return logits
 
-    def _shared_law(self) -> tuple[object, ...] | None:
+    def _shared_law(self) -> str | None:
         """Requests with the same one are decided alike, whatever came before a row; None: only this request is so."""
         params = self.params
         if self._bias or self._ends or self._bad_words or self._penalizes:
             return None
         cuts = params.min_p, params.top_k, params.top_p
-        return params.acceptance_rule, params.temperature, *cuts, self.vocab_size
+        return repr((params.acceptance_rule, params.temperature, *cuts, self.vocab_size))  # a string is hashed once
 
     def logprobs(self, logits: torch.Tensor, token_ids: Sequence[int]) -> list[dict[int, Logprob]]:
         """For each row of the target's logits [R, V] its token and the `params.logprobs` most likely ones.
@@ -276,7 +276,8 @@ def _arg_max(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _check_largest(rows: torch.Tensor) -> None:
     """rows [R, 1]: the largest logit of each row."""
-    for largest in rows.flatten().tolist():  # NaN and inf win any maximum
+    readable = rows.isfinite()  # NaN and inf win any maximum
+    for largest in [] if bool(readable.all()) else rows[~readable].tolist():
         if math.isnan(largest) or largest == math.inf:
             raise RequestError(
                 f"the logits hold {largest} after masks and penalties: the model overflows in this dtype (use bfloat16 "

@@ -9,7 +9,7 @@ very distribution that draft token i was drawn from. Comparisons and sums are in
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-_AT_ONCE = 2**15  # entries that stay in the caches from one operation to the next
+_AT_ONCE = 2**15  # entries
 Row = NDArray[np.floating[Any]]  # probabilities [V] on the host
 
 
@@ -66,12 +66,15 @@ def rejection_sample_all(
         _num_leading(stands[stop - count : stop]) for stop, count in zip(counts.cumsum(), counts, strict=True)
     ]
     last = (counts + 1).cumsum() - (counts + 1) + num_accepted  # [B] the row that the last token comes from
-    laws = target[last].astype(np.float64)
-    rejected = [b for b, count in enumerate(counts) if num_accepted[b] < count]
-    if rejected:
-        refused = np.stack([_on_host(draft_row(b, num_accepted[b])) for b in rejected])
-        laws[rejected] = residual(laws[rejected], refused)
-    chosen = sample_all(torch.from_numpy(laws), sample_draws[last])
+    chosen: list[int] = []
+    for part in _parts(target.shape[1], len(last)):
+        laws = target[last[part]].astype(np.float64)
+        refused = [b for b in range(len(last))[part] if num_accepted[b] < counts[b]]
+        if refused:
+            drafted = np.stack([_on_host(draft_row(b, num_accepted[b])) for b in refused])
+            at = np.array(refused) - part.start
+            laws[at] = residual(laws[at], drafted)
+        chosen += sample_all(torch.from_numpy(laws), sample_draws[last[part]])
     return [
         VerifyOutput(count, (*token_ids[:count], token))
         for count, token_ids, token in zip(num_accepted, draft_token_ids, chosen, strict=True)
@@ -158,12 +161,11 @@ def sample_all(probs: torch.Tensor, draws: NDArray[np.float64]) -> list[int]:
     promise.
     """
     token_ids: list[int] = []
-    step = max(1, _AT_ONCE // probs.shape[1])
-    for start in range(0, len(probs), step):
-        cumulative = probs[start : start + step].cpu().double().cumsum(1).numpy()
+    for part in _parts(probs.shape[1], len(probs)):
+        cumulative = probs[part].cpu().double().cumsum(1).numpy()
         totals = cumulative[:, -1]
         assert ((totals > 0) & (totals < np.inf)).all(), "probabilities must be finite and not all zero"
-        edges = np.minimum(draws[start : start + step] * totals, np.nextafter(totals, 0))  # a product may round up
+        edges = np.minimum(draws[part] * totals, np.nextafter(totals, 0))  # a product may round up to its total
         token_ids += (cumulative > edges[:, None]).argmax(axis=1).tolist()
     return token_ids
 
@@ -185,6 +187,12 @@ def one_hot_probs(token_ids: Sequence[int], vocab_size: int, dtype: torch.dtype 
     probs = torch.zeros(len(token_ids), vocab_size, dtype=dtype)
     probs[torch.arange(len(token_ids)), torch.as_tensor(list(token_ids), dtype=torch.long)] = 1
     return probs
+
+
+def _parts(vocab_size: int, num_rows: int) -> Iterator[slice]:
+    """Rows that stay in the caches from one operation to the next."""
+    step = max(1, _AT_ONCE // vocab_size)
+    return (slice(start, start + step) for start in range(0, num_rows, step))
 
 
 def _num_leading(flags: Sequence[bool]) -> int:

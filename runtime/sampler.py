@@ -172,7 +172,7 @@ def _draw(requests: Sequence[Request], drafts: Sequence[Draft], probs: torch.Ten
 def _drawn_noise(drafts: Sequence[Draft], i: int) -> torch.Tensor | None:
     """The noise [R, V] that the drafts' tokens number i were drawn with, where they were drawn together."""
     places = [draft.noise[i] for draft in drafts if i < len(draft.noise)]
-    if len(places) < len(drafts) or any(table is not places[0][0] for table, _ in places):
+    if len(places) < len(drafts) or len({id(table) for table, _ in places}) > 1:
         return None
     table, rows = places[0][0], [row for _, row in places]
     return table if rows == list(range(len(table))) else table[rows]

@@ -116,16 +116,16 @@ def test_float32_tables_keep_the_law_to_their_own_rounding() -> None:
 # -- The check can fail ------------------------------------------------------------------------------------------------
 
 
-LAWS = "laws = target[last].astype(np.float64)"
-RECOVER = "residual(laws[rejected], refused)"
-DRAW = "sample_draws[last]"
+LAWS = "laws = target[last[part]].astype(np.float64)"
+RECOVER = "residual(laws[at], drafted)"
+DRAW = "sample_draws[last[part]]"
 ACCEPT = "draw * draft_prob < target_prob"
 STANDS = "accepts(target[rows, tokens], np.asarray(token_probs), accept_draws)"
 ALL = "(np.array(num_accepted) == counts)"
 FAULTS = {
-    "recover from the target": (RECOVER, "laws[rejected]"),
-    "recover from the next row": (RECOVER, "residual(target[last[rejected] + 1], refused)"),
-    "recover from the first row": (RECOVER, "residual(target[:1], refused)"),
+    "recover from the target": (RECOVER, "laws[at]"),
+    "recover from the next row": (RECOVER, "residual(target[last[at] + 1], drafted)"),
+    "recover from the first row": (RECOVER, "residual(target[:1], drafted)"),
     "recover with the first draw": (DRAW, f"sample_draws[np.where({ALL}, last, 0)]"),
     "residual of either sign": ("np.maximum(excess, 0, out=excess)", "np.abs(excess, out=excess)"),
     "bonus from the previous row": (LAWS, f"laws = target[last - {ALL}].astype(np.float64)"),

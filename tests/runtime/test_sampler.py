@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from magicdec.errors import RequestError
+from magicdec.runtime import rejection
 from magicdec.runtime.draft import Draft
 from magicdec.runtime.rejection import VerifyOutput
 from magicdec.runtime.request import Request
@@ -50,8 +51,11 @@ def _batch(seed: int) -> tuple[list[Request], torch.Tensor, list[tuple[int, int]
     return requests, torch.stack(rows), spans, drafts
 
 
+@pytest.mark.parametrize("at_once", [rejection._AT_ONCE, 40])
 @pytest.mark.parametrize("seed", range(30))
-def test_verified_together_as_alone(seed: int) -> None:
+def test_verified_together_as_alone(seed: int, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a vocabulary is so large that a batch is worked through in parts."""
+    monkeypatch.setattr(rejection, "_AT_ONCE", at_once)
     requests, logits, spans, drafts = _batch(seed)
     together = verify_all(requests, logits, spans, drafts)
     alone = [verify(r, logits[a:b], d) for r, (a, b), d in zip(requests, spans, drafts, strict=True)]
@@ -59,8 +63,10 @@ def test_verified_together_as_alone(seed: int) -> None:
     assert len({out.num_accepted for out in alone}) > 1
 
 
+@pytest.mark.parametrize("at_once", [rejection._AT_ONCE, 40])
 @pytest.mark.parametrize("seed", range(30))
-def test_drafted_together_as_alone(seed: int) -> None:
+def test_drafted_together_as_alone(seed: int, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rejection, "_AT_ONCE", at_once)
     requests, _, _, drafts = _batch(seed)
     together, alone, logits = copy.deepcopy(drafts), copy.deepcopy(drafts), torch.randn(12, 16)
     assert draw_next(requests, logits, together) == [None] * 12
