@@ -116,7 +116,7 @@ def test_time_is_over(llm: LLM, prompt: Any) -> None:
 
 
 def test_time_is_over_before_the_first_token(llm: LLM) -> None:
-    """Then a stream has its code as well. The prompt is read in three steps."""
-    body = {"prompt": [5] * 300, "stream": True}
+    """Then a stream has its code as well. The prompt is new, and read in three steps."""
+    body = {"prompt": [7, 8, 9] * 100, "stream": True}
     with serving(llm, limits=Limits(request_timeout=0.1)) as served, slowed(llm, 0.2):
         assert served.post("/v1/completions", body).status_code == 504
