@@ -1,5 +1,6 @@
 """Around every request: its id and its line in the log, and the key that it must have."""
 
+import asyncio
 import logging
 import re
 import secrets
@@ -44,6 +45,8 @@ class RequestLog:
 
         try:
             await self._app(scope, receive, send_with_id)
+        except asyncio.CancelledError:  # by the server, which is leaving: this client does not read its answer
+            notes["error"] = "cut_off"
         except Exception:
             _log.exception("request %s failed", request_id)
             if status:  # the answer has begun: only breaking it off tells that it is not whole

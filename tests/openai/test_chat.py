@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from openai import BadRequestError
 
 from magicdec.runtime.llm import LLM
 from magicdec.runtime.sampling_params import SamplingParams
@@ -81,6 +82,22 @@ def test_parts_and_developer(served: Served) -> None:
     assert first.usage is not None
     assert second.usage is not None
     assert first.usage.prompt_tokens == second.usage.prompt_tokens
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ nothing.here }}", "undefined"),
+        ("", "plain text"),
+    ],
+)
+def test_a_template_that_refuses(
+    llm: LLM, served: Served, monkeypatch: pytest.MonkeyPatch, template: str, said: str
+) -> None:
+    monkeypatch.setattr(llm.tokenizer._tokenizer, "chat_template", template)
+    with pytest.raises(BadRequestError, match=said):
+        served.client.chat.completions.create(model=MODEL, messages=MESSAGES)
 
 
 def test_fills_the_context_unless_said(pair: str) -> None:

@@ -1,11 +1,14 @@
 """Leaving in good order: what is open may end, what is new is told to go elsewhere."""
 
 import json
+import logging
+import socket
 from typing import Any
 
 import pytest
 
 from magicdec.runtime.llm import LLM
+from magicdec.runtime.openai.server import bound_socket
 from magicdec.runtime.sampling_params import SamplingParams
 from tests.openai.serving import SECONDS, held, serving, slowed, wait_until
 
@@ -56,6 +59,34 @@ def test_what_does_not_end_is_ended(llm: LLM, twice: bool) -> None:
         assert answer.status_code == 503
         assert answer.json()["error"]["code"] == "shutting_down"
         wait_until(lambda: served.llm.status == "stopped", "it stops")
+
+
+def test_a_client_that_does_not_read(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It holds up neither the engine nor the others, and not for long the end."""
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr("magicdec.runtime.openai.server.FLUSH_SECONDS", 0.3)
+    monkeypatch.setattr("tests.openai.serving.bound_socket", _with_small_buffer)
+    body = json.dumps({**LONG, "prompt": ["a"] * 4, "stream": True, "magicdec_details": True, "num_draft_tokens": 0})
+    with socket.socket() as stalled:
+        stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        with serving(llm) as served:
+            host, port = served.url.removeprefix("http://").split(":")
+            stalled.connect((host, int(port)))
+            head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+            stalled.sendall((head + body).encode())
+            wait_until(lambda: served.llm.num_open_requests == 4, "it is open")
+            wait_until(served.is_idle, "the engine has done its part")
+            assert served.post("/v1/completions", {"prompt": "hi", "max_tokens": 2}).status_code == 200
+    assert "error='cut_off'" in caplog.text
+    assert "Traceback" not in caplog.text
+
+
+def _with_small_buffer(host: str, port: int) -> socket.socket:
+    listening = bound_socket(host, port)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    return listening
 
 
 def _text(event: str) -> str:
