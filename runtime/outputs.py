@@ -38,23 +38,23 @@ class CompletionOutput:
 class CompletionSnapshot(CompletionOutput):
     """A completion as it was at one step. Its lists are copied when they are first looked at, not at every step.
 
-    sources: for each of those fields the list that it is cut from, which only ever grows, and where it begins and ends.
+    sources: by the names of those fields, the lists that they are cut from, which only ever grow.
     """
 
     @classmethod
-    def of(cls, sources: dict[str, tuple[list[Any], int, int]], **others: Any) -> "CompletionSnapshot":
-        """others: the other fields."""
+    def of(cls, sources: dict[str, list[Any]], first: int, count: int, **others: Any) -> "CompletionSnapshot":
+        """first: of the output's tokens in its source of token_ids; count: how many there are; others: fields."""
         snapshot = cls.__new__(cls)
-        snapshot.__dict__.update(others, _sources=sources)
+        snapshot.__dict__.update(others, _sources=sources, _first=first, _count=count)
         return snapshot
 
     def __getattr__(self, name: str) -> Any:
         """Of what was not looked at before."""
-        source = self.__dict__.get("_sources", {}).get(name)
-        if source is None:
+        values = self.__dict__.get("_sources", {}).get(name)
+        if values is None:
             raise AttributeError(name)
-        values, start, stop = source
-        copied = self.__dict__[name] = values[start:stop]
+        first = self._first if name == "token_ids" else 0
+        copied = self.__dict__[name] = values[first : first + self._count]
         return copied
 
 
@@ -114,9 +114,12 @@ def _first(seconds: Iterable[float]) -> float:
 
 
 def _sum(counts: Iterable[dict[int, int]]) -> dict[int, int]:
-    """By key, in order."""
-    total = sum(map(Counter, counts), Counter())
-    return dict(sorted(total.items()))
+    return in_order(sum(map(Counter, counts), Counter()))
+
+
+def in_order(counts: dict[int, int]) -> dict[int, int]:
+    """A copy, by rising key."""
+    return dict(sorted(counts.items()) if len(counts) > 1 else counts)
 
 
 @dataclass

@@ -15,6 +15,7 @@ from magicdec.runtime.outputs import (
     RequestMetrics,
     RequestOutput,
     TokenOrigin,
+    in_order,
     together,
 )
 from magicdec.runtime.sampling_params import SamplingParams
@@ -115,13 +116,14 @@ class Request:
 
     def completion(self, index: int) -> CompletionOutput:
         """A snapshot for the caller."""
-        count, length = self.num_output_tokens, len(self.token_ids)
         return CompletionSnapshot.of(
             {
-                "token_ids": (self.token_ids, length - count, length),
-                "token_origins": (self.token_origins, 0, count),
-                "token_lengths": (self.detokenizer.lengths, 0, count),
+                "token_ids": self.token_ids,
+                "token_origins": self.token_origins,
+                "token_lengths": self.detokenizer.lengths,
             },
+            self.num_prompt_tokens,
+            self.num_output_tokens,
             index=index,
             text=self.detokenizer.text,
             logprobs=None if self.logprobs is None else list(self.logprobs),
@@ -140,8 +142,8 @@ class Request:
             num_rounds=self.num_rounds,
             num_draft_tokens=self.num_draft_tokens,
             num_accepted_tokens=self.num_accepted_tokens,
-            draft_lengths=dict(sorted(self.draft_lengths.items())),
-            accepted_lengths=dict(sorted(self.accepted_lengths.items())),
+            draft_lengths=in_order(self.draft_lengths),
+            accepted_lengths=in_order(self.accepted_lengths),
             num_preemptions=self.num_preemptions,
             queue_seconds=0.0 if self.admission_time is None else self.admission_time - start,
             prefill_seconds=0.0 if first is None else first - start,

@@ -157,8 +157,8 @@ def _draw(requests: Sequence[Request], drafts: Sequence[Draft], probs: torch.Ten
     if requests[0].params.acceptance_rule == "coupled":
         noise = gumbels(seeds, positions, probs.shape[1])
         token_ids = sample_gumbel_all(probs, noise)
-        for row, draft in enumerate(drafts):
-            draft.noise.append((noise, row))
+        for draft in drafts:
+            draft.noise.append(noise)
     else:
         token_ids = sample_all(probs, uniforms(seeds, positions, Purpose.DRAFT))
         shares = probs.gather(1, torch.tensor(token_ids, device=probs.device)[:, None]).flatten().tolist()
@@ -166,15 +166,16 @@ def _draw(requests: Sequence[Request], drafts: Sequence[Draft], probs: torch.Ten
             draft.token_probs.append(share)
     for row, (draft, token_id) in enumerate(zip(drafts, token_ids, strict=True)):
         draft.token_ids.append(token_id)
-        draft.laws.append((probs, row))
+        draft.table_rows.append(row)
+        draft.laws.append(probs)
 
 
 def _drawn_noise(drafts: Sequence[Draft], i: int) -> torch.Tensor | None:
     """The noise [R, V] that the drafts' tokens number i were drawn with, where they were drawn together."""
-    places = [draft.noise[i] for draft in drafts if i < len(draft.noise)]
-    if len(places) < len(drafts) or len({id(table) for table, _ in places}) > 1:
+    tables = [draft.noise[i] for draft in drafts if i < len(draft.noise)]
+    if len(tables) < len(drafts) or len(set(map(id, tables))) > 1:
         return None
-    table, rows = places[0][0], [row for _, row in places]
+    table, rows = tables[0], [draft.table_rows[i] for draft in drafts]
     return table if rows == list(range(len(table))) else table[rows]
 
 

@@ -36,19 +36,25 @@ def _batch(seed: int) -> tuple[list[Request], torch.Tensor, list[tuple[int, int]
         toy.request([rng.randrange(16) for _ in range(rng.randrange(1, 5))], str(i), seed=i, **rng.choice(PARAMS))
         for i in range(12)
     ]
-    drafts: list[Draft] = []
-    spans: list[tuple[int, int]] = []
-    rows: list[torch.Tensor] = []
-    for request in requests:
-        count = rng.randrange(4)
-        law = torch.randn(count + 1, 16, dtype=torch.float64)
-        draft = Draft()
-        for i in range(count):
-            assert draw_next([request], (law[i] + torch.randn(16) / 2)[None], [draft]) == [None]
-        drafts.append(draft)
-        spans.append((len(rows), len(rows) + count + 1))
-        rows += list(law)
-    return requests, torch.stack(rows), spans, drafts
+    drafts, counts = [Draft() for _ in requests], [rng.randrange(4) for _ in requests]
+    laws = [torch.randn(count + 1, 16, dtype=torch.float64) for count in counts]
+    for i in range(max(counts)):
+        growing = [index for index in range(12) if counts[index] > i]
+        logits = torch.stack([laws[index][i] + torch.randn(16) / 2 for index in growing])
+        grown = draw_next([requests[index] for index in growing], logits, [drafts[index] for index in growing])
+        assert set(grown) == {None}
+    stops = list(itertools.accumulate(count + 1 for count in counts))
+    spans = [(stop - count - 1, stop) for stop, count in zip(stops, counts, strict=True)]
+    return requests, torch.cat(laws), spans, drafts
+
+
+def _apart(draft: Draft) -> Draft:
+    """The same draft as its request alone would have drawn it, in tables of one row."""
+    cut = [
+        [table[row].clone()[None] for table, row in zip(tables, draft.table_rows, strict=True)] if tables else []
+        for tables in (draft.laws, draft.noise)
+    ]
+    return Draft(draft.token_ids, [0] * len(draft.table_rows), cut[0], draft.token_probs, cut[1])
 
 
 @pytest.mark.parametrize("at_once", [rejection._AT_ONCE, 40])
@@ -58,7 +64,7 @@ def test_verified_together_as_alone(seed: int, at_once: int, monkeypatch: pytest
     monkeypatch.setattr(rejection, "_AT_ONCE", at_once)
     requests, logits, spans, drafts = _batch(seed)
     together = verify_all(requests, logits, spans, drafts)
-    alone = [verify(r, logits[a:b], d) for r, (a, b), d in zip(requests, spans, drafts, strict=True)]
+    alone = [verify(r, logits[a:b], _apart(d)) for r, (a, b), d in zip(requests, spans, drafts, strict=True)]
     assert together == alone
     assert len({out.num_accepted for out in alone}) > 1
 
