@@ -60,7 +60,11 @@ class BLSModel:
         """Start on requests; answers are sent as they come."""
         for request in requests:
             sender = wire.ResponseSender(request)
-            call = Call(wire.read_tensors(request), request.timeout(), sender, str(uuid.uuid4()))
+            try:
+                call = Call(wire.read_tensors(request), request.timeout(), sender, str(uuid.uuid4()))
+            except Exception as error:  # raised from here it would end all requests
+                sender.fail(error, final=True)
+                continue
             with self._lock:
                 self._open.add(call)
             self._pool.submit(self._answer, call)

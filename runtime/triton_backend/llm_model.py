@@ -39,9 +39,12 @@ class LLMModel:
         """Hand requests to the engine; answers are sent as they come."""
         for request in requests:
             sender = wire.ResponseSender(request)
-            self._service.start(
-                request.request_id(), wire.read_tensors(request), sender, timeout=wire.read_timeout(request)
-            )
+            try:
+                tensors = wire.read_tensors(request)
+            except Exception as error:  # raised from here it would end all requests
+                sender.fail(error, final=True)
+                continue
+            self._service.start(request.request_id(), tensors, sender, timeout=wire.read_timeout(request))
 
     def finalize(self) -> None:
         """Called once by Triton, when the model is unloaded; its process ends then."""

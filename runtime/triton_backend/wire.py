@@ -21,8 +21,8 @@ ERROR: Final = "error"
 
 
 def read_tensors(request: Any) -> dict[str, NDArray[Any]]:
-    """The inputs that a request gives."""
-    return {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+    """The inputs that a request gives; copies, since Triton's memory is the request's."""
+    return {tensor.name(): tensor.as_numpy().copy() for tensor in request.inputs()}
 
 
 def read_timeout(request: Any) -> float | None:

@@ -13,7 +13,8 @@ import tritonclient.grpc as grpc
 from magicdec.runtime.llm import LLM
 from magicdec.runtime.sampling_params import SamplingParams
 from tests.triton_server.cases import TEXT, case, expected_text
-from tests.triton_server.client import Response, call, infer_inputs, text
+from tests.triton_server.client import Response, call, infer_inputs, text, token_ids
+from tests.triton_server.conftest import VOCAB_SIZE
 from tests.triton_server.server import TritonServer
 from tests.triton_server.test_streams import output_tokens, wait_until_idle
 
@@ -151,6 +152,30 @@ def test_biases_and_ends_of_ones_own(server: TritonServer, offline: LLM) -> None
     assert wanted.finish_reason == "stop"
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+def test_an_end_of_sequence_token_is_no_output(server: TritonServer, offline: LLM, streaming: bool) -> None:
+    ids, eos = offline.tokenizer.encode(TEXT), offline.engine.eos_token_ids[0]
+    params = SamplingParams(seed=3, max_tokens=200, logit_bias={eos: 4.0})
+    wanted = offline.generate([ids], params)[0].outputs[0].token_ids
+    assert wanted[-1] == eos
+    bias = np.zeros((1, VOCAB_SIZE), np.float32)
+    bias[0, eos] = 4.0
+    inputs = {
+        "input_ids": ids,
+        "input_lengths": len(ids),
+        "request_output_len": 200,
+        "runtime_top_p": 1.0,
+        "seed": 3,
+        "embedding_bias": bias,
+        "streaming": streaming,
+        "exclude_input_in_output": True,
+        "return_num_output_tokens": True,
+    }
+    responses = call(server, "tensorrt_llm", inputs)
+    assert token_ids(responses) == wanted[:-1]
+    assert responses[-1].tensors["num_output_tokens"].item() == len(wanted) - 1
+
+
 def test_the_models_one_by_one(server: TritonServer, offline: LLM) -> None:
     """A client that calls preprocessing, tensorrt_llm and postprocessing itself."""
     with grpc.InferenceServerClient(server.grpc) as client:
@@ -187,6 +212,10 @@ def test_stop_by_request_id(server: TritonServer) -> None:
             client.async_stream_infer(model, infer_inputs(values), request_id="mine", enable_empty_final_response=True)
             answers.get(timeout=20)  # it runs
             assert call(server, "tensorrt_llm", stop, request_id="another's") == []
+            while not answers.empty():
+                answers.get_nowait()
+            result, _ = answers.get(timeout=20)  # it runs on
+            assert not result.get_response().parameters["triton_final_response"].bool_param
             assert call(server, "tensorrt_llm", stop, request_id="mine") == []
             return _count_until_final(answers)
 
