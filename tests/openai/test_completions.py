@@ -5,6 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from magicdec.runtime.llm import LLM
 from magicdec.runtime.sampling_params import SamplingParams
@@ -155,6 +157,48 @@ def test_concurrent_streams(llm: LLM, served: Served) -> None:
     expected = offline(llm, served, [job["prompt"] for job in jobs], params)
     assert found == [output.outputs[0].text for output in expected]
     assert served.is_idle()
+
+
+_OPTIONS: dict[str, st.SearchStrategy[Any]] = {
+    "n": st.integers(1, 3),
+    "temperature": st.sampled_from([0, 0.7, 1.0]),
+    "max_tokens": st.integers(1, 25),
+    "stop": st.lists(st.sampled_from(["t", "th", "he ", "e", "\ufffd", "q%"]), min_size=1, max_size=3),
+    "min_tokens": st.integers(0, 1),
+    "logprobs": st.integers(0, 3),
+    "top_k": st.integers(1, 9),
+    "num_draft_tokens": st.integers(0, 8),
+    "ignore_eos": st.booleans(),
+    "echo": st.booleans(),
+}
+
+
+@settings(max_examples=40)
+@given(
+    prompt=st.one_of(
+        st.text(min_size=1, max_size=9), st.lists(st.text(min_size=1, max_size=9), min_size=1, max_size=3)
+    ),
+    options=st.fixed_dictionaries({"seed": st.integers(0, 99)}, optional=_OPTIONS),
+)
+def test_any_request(llm: LLM, shared: Served, prompt: Any, options: dict[str, Any]) -> None:
+    """Whole and streamed: one answer, and the offline one."""
+    if "logprobs" in options:
+        options.pop("echo", None)
+    body = {"prompt": prompt, **options}
+    whole = shared.post("/v1/completions", body).json()["choices"]
+    with shared.stream("/v1/completions", body) as events:
+        parts = [json.loads(event)["choices"][0] for event in events if event != "[DONE]"]
+    echo = options.pop("echo", False)
+    outputs = offline(llm, shared, prompt, SamplingParams(**options))
+    expected = [(output.prompt, item) for output in outputs for item in output.outputs]
+    assert len(whole) == len(expected)
+    for index, (choice, (text, item)) in enumerate(zip(whole, expected, strict=True)):
+        mine = [part for part in parts if part["index"] == index]
+        assert choice["text"] == "".join(part["text"] for part in mine) == (text if echo else "") + item.text
+        assert choice["finish_reason"] == mine[-1]["finish_reason"] == item.finish_reason
+        if choice["logprobs"] is not None:
+            for name, values in choice["logprobs"].items():
+                assert [each for part in mine for each in part["logprobs"][name]] == values
 
 
 def offline(llm: LLM, served: Served, prompts: Any, params: Any) -> Any:
