@@ -19,7 +19,7 @@ LEAST_SECONDS = 1e-7  # a clock may stand still
 LONG_MEMORY = 256  # the same for observations of any length
 SHORT_MEMORY = 6
 CHANGE = 0.1  # bias from which on the machine counts as changed, if it is also twice the usual error
-FORGET = 0.8  # what a length's observations still count after each of another length that shows a change
+FORGET = 0.8  # what observations still count after each one that shows a change
 PRIOR_WEIGHT = 0.02  # of the prior for each cost, in observations
 OUTLIER = 3.0  # relative errors beyond so many usual ones count less
 LEAST_ERROR = 0.02  # usual relative error of a quiet machine
@@ -63,6 +63,11 @@ class LinearCost:
             self._fitted, self._changed = self._fit(), False
         return self._fitted
 
+    @property
+    def is_steady(self) -> bool:
+        """Whether the last observations were about as expected: errors that stay on one side mean a change."""
+        return abs(self._bias) <= max(CHANGE, 2 * self._usual_error)
+
     def set_scale(self, scale: float) -> None:
         """What the prior's unit is in seconds."""
         self.scale, self._changed = scale, True
@@ -78,29 +83,25 @@ class LinearCost:
             self.set_scale(seconds / float(self.prior @ features))
             return  # whatever runs for the first time takes longer
         expected = max(float((self._fitted if self._weights.any() else self.costs) @ features), LEAST_SECONDS)
-        weight, others = self._judge(seconds / expected - 1)
+        weight, fading = self._judge(seconds / expected - 1)
         relative = features / expected
         for sums, new in (
             (self._squares, weight * np.outer(relative, relative)),
             (self._sums, weight * seconds / expected * relative),
             (self._weights, weight),
         ):
-            own = (1 - 1 / MEMORY) * sums[length] + new
-            sums *= others
+            own = min(fading, 1 - 1 / MEMORY) * sums[length] + new
+            sums *= fading
             sums[length] = own
         self._changed = True
 
     def _judge(self, error: float) -> tuple[float, float]:
-        """Weight of an observation with this relative error, and of what is known of other lengths from now on.
-
-        Errors that stay on one side mean that the machine is not what it was.
-        """
-        size = min(abs(error), 1.0)
+        """Weight of an observation with this relative error, and of what was known before it."""
         weight = min(1.0, OUTLIER * self._usual_error / max(abs(error), LEAST_ERROR))
-        self._usual_error += (max(size, LEAST_ERROR) - self._usual_error) / MEMORY
-        self._bias += ((size if error > 0 else -size) - self._bias) / SHORT_MEMORY
-        changed = abs(self._bias) > max(CHANGE, 2 * self._usual_error)
-        return weight, FORGET if changed else 1 - 1 / LONG_MEMORY
+        error = min(max(error, -1.0), 1.0)
+        self._usual_error += (max(abs(error - self._bias), LEAST_ERROR) - self._usual_error) / MEMORY
+        self._bias += (error - self._bias) / SHORT_MEMORY
+        return weight, 1 - 1 / LONG_MEMORY if self.is_steady else FORGET
 
     def _fit(self) -> Vector:
         """Least squares with a weak pull to the prior, by as much as a feature counts; what would be negative is 0."""

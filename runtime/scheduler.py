@@ -20,8 +20,8 @@ class DraftChoice(NamedTuple):
 class DraftPolicy(Protocol):
     """Decides how much is drafted. It may look at committed tokens and at time, never at uncommitted drafts."""
 
-    def choose(self, decoding: Sequence[Request]) -> Sequence[DraftChoice]:
-        """For each of the requests that may draft in the next step."""
+    def choose(self, decoding: Sequence[Request], *, beside_prompts: bool) -> Sequence[DraftChoice]:
+        """For each of the requests that may draft in the next step. beside_prompts: it reads prompts as well."""
         ...
 
 
@@ -31,7 +31,7 @@ class FixedDrafts:
     def __init__(self, length: Callable[[Request], int]) -> None:
         self.length = length
 
-    def choose(self, decoding: Sequence[Request]) -> list[DraftChoice]:
+    def choose(self, decoding: Sequence[Request], *, beside_prompts: bool) -> list[DraftChoice]:  # noqa: ARG002
         """By the rule, from the first drafter."""
         return [DraftChoice(self.length(request)) for request in decoding]
 
@@ -100,7 +100,8 @@ class Scheduler:
         scheduled: list[ScheduledRequest] = []
         preempted: list[Request] = []
         decoding = [request for request in self.running if request.num_pending_tokens == 1]
-        for index, (request, choice) in enumerate(zip(decoding, self.policy.choose(decoding), strict=True)):
+        choices = self.policy.choose(decoding, beside_prompts=len(decoding) < len(self.running))
+        for index, (request, choice) in enumerate(zip(decoding, choices, strict=True)):
             if request.status is not RequestStatus.RUNNING:
                 continue  # preempted for the sake of an older one, in this loop
             share = budget - (len(decoding) - index - 1)  # leave a row for each of the others

@@ -70,7 +70,7 @@ class Simulation:
         """Tokens a second of one request. slow: what the time of a step is multiplied with besides."""
         seconds = tokens = 0.0
         for step in range(steps):
-            choices = self.controller.choose(self.requests)
+            choices = self.controller.choose(self.requests, beside_prompts=False)
             spent, committed = self._step(choices, slow(step))
             seconds, tokens = seconds + spent, tokens + committed
         return tokens / seconds / len(self.requests)
@@ -83,7 +83,7 @@ class Simulation:
 
     def first_lengths(self) -> list[int]:
         """Before anything is measured."""
-        return [choice.num_tokens for choice in self.controller.choose(self.requests)]
+        return [choice.num_tokens for choice in self.controller.choose(self.requests, beside_prompts=False)]
 
     def _step(self, choices: Sequence[DraftChoice], slow: float) -> tuple[float, int]:
         lengths = [choice.num_tokens for choice in choices]

@@ -99,8 +99,8 @@ def test_nothing_is_kept_of_requests_that_have_ended() -> None:
     toy.drain(engine)
     controller = engine.controller
     assert controller is not None
-    assert not controller._plan
-    assert not any(rates._own for rates in controller.rates)
+    assert not any(plan.choices for plan in controller._plans)
+    assert not any(rates._own for rates in controller.known.rates)
 
 
 def test_a_plain_step_runs_no_drafter() -> None:

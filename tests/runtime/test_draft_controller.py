@@ -84,12 +84,46 @@ def test_probes_beside_prompts_are_paid_for_as_well() -> None:
     simulation.controller._credit = 5 * PLAIN_SECONDS
     before = len(simulation.lengths)
     for _ in range(2000):
-        choices = simulation.controller.choose(simulation.requests)
+        choices = simulation.controller.choose(simulation.requests, beside_prompts=True)
         lengths = [choice.num_tokens for choice in choices]
         simulation.lengths.append(lengths[0])
         rounds = list(map(Round, simulation.requests, choices, lengths, [0] * 4))
         simulation.controller.stepped(rounds, 1.0, with_prompts=True)
     assert sum(length > 0 for length in simulation.lengths[before:]) < 20
+
+
+@pytest.mark.parametrize(("fixed", "per_request", "drafts_beside"), [(0.02, 0.0002, False), (0.002, 0.02, True)])
+def test_beside_prompts_the_weights_are_read_in_any_case(fixed: float, per_request: float, drafts_beside: bool) -> None:
+    """Drafts that spare passes over the weights spare nothing there; those that spare passes over long contexts do."""
+    controller, requests = DraftController(8), [toy.request([1] * 9, str(i)) for i in range(4)]
+    machine = Machine(0.1, 1.0, 0.8)
+    for step in range(200):
+        choices = controller.choose(requests, beside_prompts=False)
+        lengths = [choice.num_tokens for choice in choices]
+        if any(lengths):
+            controller.drafted(0, [length for length in lengths if length], 0.002 * max(lengths))
+        rounds = [
+            Round(r, c, c.num_tokens, machine.accepted(c.num_tokens)) for r, c in zip(requests, choices, strict=True)
+        ]
+        size = 4 if step % 4 else 2  # what a request costs is seen where their number changes
+        requests, left = requests[:size], requests[size:]
+        requests += left or [toy.request([1] * 9, f"{step} {i}") for i in range(4 - size)]
+        seconds = fixed + per_request * len(rounds) + 0.002 * max(lengths)
+        controller.stepped(rounds, seconds, with_prompts=False)
+    assert all(choice.num_tokens > 0 for choice in controller.choose(requests, beside_prompts=False))
+    beside = controller.choose(requests, beside_prompts=True)
+    assert all((choice.num_tokens > 0) is drafts_beside for choice in beside)
+
+
+def test_a_draft_says_what_the_target_costs_until_that_is_measured() -> None:
+    """While every step reads prompts, only drafts are timed."""
+    controller, request = DraftController(8, CostPrior(drafts=(0.25, None))), toy.request([1] * 9)
+    controller.choose([request], beside_prompts=True)
+    controller.drafted(1, [4], 0.01)  # a look-up, which is no measure of anything else
+    assert controller.known.target.scale is None
+    controller.drafted(0, [4], 0.02)
+    controller.stepped([Round(request, DraftChoice(4), 4, 1)], 1.0, with_prompts=True)
+    assert controller.known.target.costs[0] == pytest.approx(0.02, rel=0.2)
 
 
 def test_one_slow_step_changes_nothing() -> None:
@@ -113,7 +147,7 @@ def test_lengths_follow_each_requests_own_acceptance() -> None:
     controller, requests = DraftController(8), [toy.request([1] * 9, str(i)) for i in range(4)]
     machine = Machine(0.1, 1.5, 1.0)
     for _ in range(150):
-        choices = controller.choose(requests)
+        choices = controller.choose(requests, beside_prompts=False)
         lengths = [choice.num_tokens for choice in choices]
         if any(lengths):
             controller.drafted(0, [length for length in lengths if length], machine.draft_seconds(max(lengths)))
@@ -131,7 +165,7 @@ def test_the_faster_drafter_is_chosen() -> None:
         controller, request = DraftController(8, CostPrior(drafts=(0.25, None))), toy.request([1] * 9)
         used = []
         for _ in range(600):
-            (choice,) = controller.choose([request])
+            (choice,) = controller.choose([request], beside_prompts=False)
             length, drafter = choice
             machine.acceptance = lookup_rate if drafter else 0.8
             seconds = 1e-5 if drafter else machine.draft_seconds(length)
@@ -146,7 +180,7 @@ def test_the_faster_drafter_is_chosen() -> None:
 def test_a_requests_own_length_wins() -> None:
     own = [toy.request([1] * 9, str(length), num_draft_tokens=length) for length in (0, 2, 99)]
     controller = DraftController(8)
-    choices = controller.choose([*own, toy.request([1] * 9, "free")])
+    choices = controller.choose([*own, toy.request([1] * 9, "free")], beside_prompts=False)
     assert choices[:3] == [DraftChoice(0), DraftChoice(2), DraftChoice(8)]
 
 
@@ -155,8 +189,8 @@ def test_what_a_request_needed_is_forgotten_with_it() -> None:
     simulation.run(20)
     for request in simulation.requests:
         simulation.controller.release(request)
-    assert simulation.controller._plan == {}
-    assert [rates._own for rates in simulation.controller.rates] == [{}]
+    assert [plan.choices for plan in simulation.controller._plans] == [{}, {}]
+    assert [rates._own for rates in simulation.controller.known.rates] == [{}]
 
 
 def test_acceptance_by_position() -> None:
