@@ -15,7 +15,7 @@ from magicdec.runtime.draft import Draft
 from magicdec.runtime.draft_controller import DraftController, Round
 from magicdec.runtime.draws import child_seed, fresh_seed
 from magicdec.runtime.logits import LogitsProcessor, Logprob
-from magicdec.runtime.model_input import ModelInput, pack_views
+from magicdec.runtime.model_input import pack_views
 from magicdec.runtime.model_runner import ModelRunner
 from magicdec.runtime.outputs import RequestOutput
 from magicdec.runtime.proposer import Proposer
@@ -157,22 +157,15 @@ class Engine:
 
         Returns the logits [N, V], and for each request which rows are its k + 1 (none for a chunk of a prompt).
         """
-        wanted = [
-            1 + len(draft.token_ids) if entry.completes else 0 for entry, draft in zip(scheduled, drafts, strict=True)
-        ]
-        stops = [0, *itertools.accumulate(wanted)]
-        return self.runner.forward(self._target_input(scheduled, drafts, wanted)), list(itertools.pairwise(stops))
-
-    def _target_input(
-        self, scheduled: Sequence[ScheduledRequest], drafts: Sequence[Draft], num_logits: Sequence[int]
-    ) -> ModelInput:
         starts = [entry.request.num_computed_tokens for entry in scheduled]
-        token_ids = [
-            entry.request.token_ids[start : start + entry.num_tokens] + draft.token_ids
-            for entry, start, draft in zip(scheduled, starts, drafts, strict=True)
-        ]
+        token_ids: list[list[int]] = []
+        wanted: list[int] = []  # rows of logits
+        for entry, start, draft in zip(scheduled, starts, drafts, strict=True):
+            token_ids.append(entry.request.token_ids[start : start + entry.num_tokens] + draft.token_ids)
+            wanted.append(1 + len(draft.token_ids) if entry.completes else 0)
         tables = self.blocks.tables([entry.request.request_id for entry in scheduled])
-        return pack_views(tables, token_ids, starts, num_logits)
+        logits = self.runner.forward(pack_views(tables, token_ids, starts, wanted))
+        return logits, list(itertools.pairwise([0, *itertools.accumulate(wanted)]))
 
     def _accept(
         self,
