@@ -10,6 +10,8 @@ from magicdec.runtime.openai.unsupported import UNSUPPORTED
 from magicdec.runtime.sampling_params import MAX_LOGPROBS, SamplingParams
 
 MAX_CHOICES = 128
+# Entries of a field; each entry takes time at every step, which all requests of the batch would pay for.
+MAX_ENTRIES = {"stop": 64, "stop_token_ids": 256, "bad_words": 256, "logit_bias": 4096}
 COMPLETION_TOKENS = 16  # of /v1/completions, when nothing is said, as OpenAI has it
 
 _SAMPLING = SamplingParams.model_fields.keys() - {"logprobs"}  # which has another meaning in each endpoint
@@ -98,6 +100,7 @@ def parse(kind: type[T], body: Any) -> T:
     given = {name: value for name, value in body.items() if value is not None}
     _refuse_unsupported(given)
     sampling = {name: given.pop(name) for name in list(given) if name in _SAMPLING}
+    _check_sizes(sampling)
     _add_completion_tokens(sampling, given)
     _check_names(kind, given)
     try:
@@ -131,6 +134,13 @@ def _refuse_unsupported(given: dict[str, Any]) -> None:
 def _same(value: Any, other: Any) -> bool:
     """As JSON has it: 1 is 1.0, and not true."""
     return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)
+
+
+def _check_sizes(sampling: dict[str, Any]) -> None:
+    for name, most in MAX_ENTRIES.items():
+        value = sampling.get(name)
+        if isinstance(value, (list, dict)) and len(value) > most:
+            raise ApiError(400, f"{name} has {len(value)} entries; give at most {most}", param=name)
 
 
 def _add_completion_tokens(sampling: dict[str, Any], given: dict[str, Any]) -> None:
