@@ -19,16 +19,19 @@ class BlockTables:
         self._firsts: Ints = ends - [len(table) for table in tables]  # [B] where each table begins
 
     def slots(self, sequences: Ints, tokens: Ints) -> Ints:
-        """Physical slot [T] of a token of a sequence each."""
-        blocks = self._blocks[self._firsts[sequences] + tokens // self.block_size]
+        """Physical slot [n] of a token of a sequence each; anything where its table does not reach so far."""
+        blocks = self._blocks.take(self._firsts[sequences] + tokens // self.block_size, mode="clip")
         slots: Ints = blocks * self.block_size + tokens % self.block_size
         return slots
 
-    def views(self, num_blocks: Ints, num_sinks: int, num_skipped: Ints) -> Ints:
-        """Blocks [B, most] of each view: the first `num_blocks` less those skipped behind the sinks, and then 0."""
+    def views(self, sequences: Ints, num_blocks: Ints, num_sinks: int, num_skipped: Ints) -> Ints:
+        """Blocks [n, most] of a view of a sequence each: the first `num_blocks`, less those skipped behind the sinks.
+
+        Behind them stands 0.
+        """
         widths = num_blocks - num_skipped
         columns = np.arange(widths.max())
-        wanted = self._firsts[:, None] + columns
+        wanted = self._firsts[sequences][:, None] + columns
         wanted[:, num_sinks:] += num_skipped[:, None]
         blocks = self._blocks.take(wanted, mode="clip")  # of entries that stay unused, whatever stands next
         return np.where(columns < widths[:, None], blocks, 0)

@@ -2,18 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 
 from magicdec.runtime.block_manager import BlockManager
-from magicdec.runtime.block_tables import BlockTables
 from magicdec.runtime.cyclic_cache import CyclicCache, num_sink_blocks
 from magicdec.runtime.manifest import SinkPositions
-from magicdec.runtime.model_input import ModelInput, SequenceInput, pack, pack_views
+from magicdec.runtime.model_input import ModelInput, SequenceInput, pack
 from magicdec.runtime.model_runner import ModelRunner
 from magicdec.runtime.request import Request
+
+_PASSES_AHEAD = 4
 
 
 class DraftCache(Protocol):
@@ -33,7 +34,7 @@ class DraftCache(Protocol):
 
 
 class TargetWindow:
-    """Self-speculation: `[sink blocks | last window blocks]` of the target's own table. Holds and copies nothing.
+    """Self-speculation: `[sink blocks | last window blocks]` of the target's own table. Holds no block, copies no key.
 
     The draft is the target, or the same model with other weights on the same pool. Drafts write their keys and values
     to the slots that the scheduler reserved behind the committed tokens, and that of the last committed one, which the
@@ -45,40 +46,55 @@ class TargetWindow:
         self.blocks = blocks
         self.window_size = window_size
         self.num_sink_blocks = num_sink_blocks(num_sink_tokens, blocks.block_size)
-        self._drafting: list[Request] = []  # what the last pass was for, and what does not change within a round:
-        self._tables = BlockTables([], blocks.block_size)
-        self._lengths = np.zeros(0, dtype=np.int64)  # committed tokens
+        self._drafting: list[Request] = []
+        self._passes: dict[int, _WindowPass] = {}  # by the number of drafts before: what was looked up for them
 
     def catch_up(self, requests: Sequence[Request]) -> ModelInput:
         """The target has read all but the last committed token already."""
         assert all(request.num_pending_tokens == 1 for request in requests)
-        self._look_up(requests)
-        return self._view([request.token_ids[-1] for request in requests], 0)
+        self._look_ahead(requests, 0)
+        return self._passes[0].of([request.token_ids[-1] for request in requests])
 
     def feed(self, requests: Sequence[Request], token_ids: Sequence[int], num_drafts: int) -> ModelInput:
         """One draft token each at the next position."""
-        if self._drafting != requests:
-            self._look_up(requests)
-        return self._view(token_ids, num_drafts)
+        if requests != self._drafting or num_drafts not in self._passes:
+            self._look_ahead(requests, num_drafts)
+        return self._passes[num_drafts].of(token_ids)
 
     def release(self, request: Request) -> None:
         """The blocks are the target's."""
 
-    def _look_up(self, requests: Sequence[Request]) -> None:
+    def _look_ahead(self, requests: Sequence[Request], num_drafts: int) -> None:
+        """At once for several passes, since what they see depends on no token; rows that are not reserved go unused."""
+        tables = self.blocks.tables([request.request_id for request in requests])
+        lengths = np.array([len(request.token_ids) for request in requests])
+        size, sinks, passes = tables.block_size, self.num_sink_blocks, range(num_drafts, num_drafts + _PASSES_AHEAD)
+        positions = (lengths - 1 + np.array(passes)[:, None]).ravel()  # [passes * B]
+        sequences = np.tile(np.arange(len(requests)), _PASSES_AHEAD)
+        skipped = np.maximum(sinks, (positions - self.window_size) // size) - sinks
+        views = tables.views(sequences, positions // size + 1, sinks, skipped)
+        columns = (positions, positions - skipped * size, views, tables.slots(sequences, positions))
+        split = zip(*(torch.from_numpy(column).chunk(_PASSES_AHEAD) for column in columns), strict=True)
         self._drafting = list(requests)
-        self._tables = self.blocks.tables([request.request_id for request in requests])
-        self._lengths = np.array([len(request.token_ids) for request in requests])
+        self._passes = {number: _WindowPass(*each) for number, each in zip(passes, split, strict=True)}
 
-    def _view(self, token_ids: Sequence[int], num_drafts: int) -> ModelInput:
-        positions = self._lengths - 1 + num_drafts
-        first_recent = np.maximum(self.num_sink_blocks, (positions - self.window_size) // self.blocks.block_size)
-        return pack_views(
-            self._tables,
-            [[token_id] for token_id in token_ids],
-            positions,
-            np.ones_like(positions),
-            self.num_sink_blocks,
-            first_recent - self.num_sink_blocks,
+
+class _WindowPass(NamedTuple):
+    """One row each of B sequences, as in `ModelInput`, but for the tokens."""
+
+    positions: torch.Tensor  # [B]
+    cache_lens: torch.Tensor  # [B]
+    block_table: torch.Tensor  # [B, max_blocks]
+    slot_mapping: torch.Tensor  # [B]
+
+    def of(self, token_ids: Sequence[int]) -> ModelInput:
+        """With these tokens [B]."""
+        starts = torch.arange(len(token_ids) + 1)
+        return ModelInput(
+            input_ids=torch.from_numpy(np.array(token_ids, dtype=np.int64)),
+            query_start_loc=starts,
+            logits_indices=starts[:-1],
+            **self._asdict(),
         )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from magicdec.runtime.block_tables import BlockTables, Ints
+from magicdec.runtime.block_tables import BlockTables
 
 
 @dataclass(slots=True)  # not frozen, which would make it several times as slow to make
@@ -65,16 +65,14 @@ def pack(sequences: Sequence[SequenceInput]) -> ModelInput:
 def pack_views(
     tables: BlockTables,
     token_ids: Sequence[Sequence[int]],  # [B] new tokens of each sequence
-    starts: Sequence[int] | Ints,  # [B] position of the first of them
-    num_logits: Sequence[int] | Ints,  # [B] of the last so many
-    num_sinks: int = 0,
-    num_skipped: Ints | None = None,  # [B] blocks behind the first `num_sinks` that the view leaves out
+    starts: Sequence[int],  # [B] position of the first of them
+    num_logits: Sequence[int],  # [B] of the last so many
 ) -> ModelInput:
-    """As `pack`, for sequences that are seen through their own block tables, at their own positions."""
-    first, counts = np.asarray(starts), np.array([len(each) for each in token_ids])
-    skipped = np.zeros_like(first) if num_skipped is None else num_skipped
+    """As `pack`, for sequences that are seen whole, through their own block tables and at their own positions."""
+    first, counts = np.array(starts), np.array([len(each) for each in token_ids])
     ends = counts.cumsum()
-    sequences = np.arange(len(counts)).repeat(counts)  # [T]
+    order = np.arange(len(counts))
+    sequences = order.repeat(counts)  # [T]
     rows = np.arange(len(sequences))  # [T]
     positions = rows + (first + counts - ends)[sequences]
     num_blocks = -(-(first + counts) // tables.block_size)
@@ -82,8 +80,8 @@ def pack_views(
         input_ids=_flatten(token_ids),
         positions=torch.from_numpy(positions),
         query_start_loc=torch.from_numpy(np.append(0, ends)),
-        cache_lens=torch.from_numpy(first - skipped * tables.block_size),
-        block_table=torch.from_numpy(tables.views(num_blocks, num_sinks, skipped)),
+        cache_lens=torch.from_numpy(first),
+        block_table=torch.from_numpy(tables.views(order, num_blocks, 0, np.zeros_like(first))),
         slot_mapping=torch.from_numpy(tables.slots(sequences, positions)),
         logits_indices=torch.from_numpy((rows >= (ends - num_logits)[sequences]).nonzero()[0]),
     )

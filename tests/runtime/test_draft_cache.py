@@ -187,24 +187,30 @@ def test_release_gives_everything_back(positions: Positions) -> None:
 
 
 def test_target_window_names_sinks_and_window_of_the_targets_own_table() -> None:
-    """Block 4, window 8, sinks 3: entries, table and slot of each draft row, by counting."""
-    blocks = BlockManager(32, 4)
+    """Block 4, window 8, sinks 3: entries, table and slot of each draft row, by counting; one of two drops out."""
+    blocks = BlockManager(40, 4)
     window: DraftCache = TargetWindow(blocks, window_size=8, num_sink_tokens=3)
-    assert blocks.allocate("0", [], 64) is not None
-    table = blocks.table("0")
+    for name in ("other", "0"):
+        assert blocks.allocate(name, [], 72) is not None
     for length in range(1, 60):
-        request = toy.request(_tokens(length))
-        request.num_computed_tokens = length - 1
-        for count in range(3):
-            (row,) = unpack(window.catch_up([request]) if count == 0 else window.feed([request], [1], count))
-            position = length - 1 + count
-            first = max(4, (position - 8) // 4 * 4)  # the first recent token that is seen
-            seen = [*range(min(4, position)), *range(first, position)]
-            assert list(row.positions) == [position]
-            assert list(row.slot_mapping) == [table[position // 4] * 4 + position % 4]
-            assert row.cache_len == len(seen)
-            named = [row.block_table[entry // 4] * 4 + entry % 4 for entry in range(row.cache_len)]
-            assert named == [table[token // 4] * 4 + token % 4 for token in seen]
-            assert position - first >= min(8, position - 4)
+        request, other = toy.request(_tokens(length)), toy.request(_tokens(70 - length), "other")
+        for each in (request, other):
+            each.num_computed_tokens = len(each.token_ids) - 1
+        for count in range(10):
+            drafting = [other, request] if count < 2 else [request]
+            feeding = window.feed(drafting, [1] * len(drafting), count) if count else window.catch_up(drafting)
+            for each, row in zip(drafting, unpack(feeding), strict=True):
+                _check_view(row, list(blocks.table(each.request_id)), len(each.token_ids) - 1 + count)
     window.release(request)
-    assert blocks.num_used_blocks == 16
+    assert blocks.num_used_blocks == 36
+
+
+def _check_view(row: SequenceInput, table: list[int], position: int) -> None:
+    first = max(4, (position - 8) // 4 * 4)  # the first recent token that is seen
+    seen = [*range(min(4, position)), *range(first, position)]
+    assert list(row.positions) == [position]
+    assert list(row.slot_mapping) == [table[position // 4] * 4 + position % 4]
+    assert row.cache_len == len(seen)
+    named = [row.block_table[entry // 4] * 4 + entry % 4 for entry in range(row.cache_len)]
+    assert named == [table[token // 4] * 4 + token % 4 for token in seen]
+    assert position - first >= min(8, position - 4)

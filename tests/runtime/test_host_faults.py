@@ -101,9 +101,9 @@ FAULTS = {
     ),
     "draft view one block late": Fault(
         TargetWindow,
-        "_view",
-        "// self.blocks.block_size)",
-        "// self.blocks.block_size + 1)",
+        "_look_ahead",
+        "// size) - sinks",
+        "// size + 1) - sinks",
         (
             draft_tests.test_target_window_names_sinks_and_window_of_the_targets_own_table,
             _machine(machines.SelfMachine),
@@ -115,7 +115,7 @@ FAULTS = {
         "+= num_skipped[:, None]",
         "+= num_skipped[:, None] - (num_skipped[:, None] > 0)",
         (
-            lambda: model_input_tests.test_views_are_packed_as_their_sequences_one_by_one(1),
+            draft_tests.test_target_window_names_sinks_and_window_of_the_targets_own_table,
             lambda: engine_tests.test_windows_that_wrap_many_times("self", 2, 2, 1),
             _machine(machines.SelfMachine),
         ),
