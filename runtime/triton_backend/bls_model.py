@@ -77,20 +77,19 @@ class BLSModel:
 
     def _answer(self, call: Call) -> None:
         try:
+            for response in self._responses(call):
+                call.stop_if_cancelled()
+                self._pass_on(response, call.sender)
             if self._decoupled:
-                for answer in self._answers(call):
-                    call.sender.forward(answer, final=False)
-                call.sender.forward(None, final=True)
-            else:
-                (answer,) = self._answers(call)
-                call.sender.forward(answer, final=True)
+                call.sender.send({}, final=True)
         except Exception as error:
             call.sender.fail(error, final=True)
         finally:
             with self._lock:
                 self._open.discard(call)
 
-    def _answers(self, call: Call) -> Iterator[Any]:
+    def _responses(self, call: Call) -> Iterator[Any]:
+        """Of `tensorrt_llm`."""
         for name in call.tensors:
             if name in _IMAGES:
                 raise RequestError(f"input {name} is not supported: this model reads text alone")
@@ -98,16 +97,19 @@ class BLSModel:
         given = {to: prepared[name] for to, name in text_tensors.FROM_PREPROCESSING.items()}
         given |= {to: call.tensors[name] for to, name in text_tensors.TO_LLM.items() if name in call.tensors}
         wanted = [*text_tensors.FROM_LLM, wire.ERROR]
-        for response in _responses(LLM, given, wanted, call.child_id, decoupled=self._decoupled, timeout=call.timeout):
-            call.stop_if_cancelled()
-            if response.has_error():
-                yield pb_utils.InferenceResponse([], response.error())
-                continue
-            tensors = {each.name(): each.as_numpy() for each in response.output_tensors()}
-            if wire.ERROR in tensors:
-                yield wire.error_response(RequestError(tensors[wire.ERROR].item().decode()))
-            elif tensors:
-                yield wire.response({text_tensors.FROM_LLM[name]: array for name, array in tensors.items()})
+        return _responses(LLM, given, wanted, call.child_id, decoupled=self._decoupled, timeout=call.timeout)
+
+    def _pass_on(self, response: Any, sender: wire.ResponseSender) -> None:
+        """The last response of many has no tensors."""
+        final = not self._decoupled
+        if response.has_error():
+            sender.fail_as(response.error(), final=final)
+            return
+        tensors = {each.name(): each.as_numpy() for each in response.output_tensors()}
+        if wire.ERROR in tensors:
+            sender.fail(RequestError(tensors[wire.ERROR].item().decode()), final=final)
+        elif tensors:
+            sender.send({text_tensors.FROM_LLM[name]: array for name, array in tensors.items()}, final=final)
 
     def _watch(self) -> None:
         while not self._closing.wait(PERIOD):

@@ -30,10 +30,10 @@ class LLMModel:
             exclude_input=given.exclude_input_in_output,
         )
         labels = {"model": args["model_name"], "version": args["model_version"]}
-        metrics = TRTLLMMetrics(llm, wire.new_metric_family, labels)
-        served = AsyncLLM(llm, max_queue_size=given.max_queue_size, metrics=metrics)
+        self._metrics = TRTLLMMetrics(llm, wire.new_metric_family, labels)
+        served = AsyncLLM(llm, max_queue_size=given.max_queue_size, metrics=self._metrics)
         self._service = LLMService(served, reader, period=given.cancellation_check_period_ms / 1000)
-        self._service.every(given.stats_check_period_ms / 1000, metrics.publish)
+        self._service.every(given.stats_check_period_ms / 1000, self._metrics.publish)
 
     def execute(self, requests: Sequence[Any]) -> None:
         """Hand requests to the engine; answers are sent as they come."""
@@ -49,4 +49,5 @@ class LLMModel:
     def finalize(self) -> None:
         """Called once by Triton, when the model is unloaded; its process ends then."""
         self._service.close(DRAIN_SECONDS)
+        self._metrics.close()
         leave_ranks()

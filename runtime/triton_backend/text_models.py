@@ -35,7 +35,7 @@ class _TextModel:
 
     def _respond(self, request: Any) -> Any:
         try:
-            return wire.response(self._compute(wire.read_tensors(request)))
+            return wire.response(self._compute(wire.read_tensors(request)), request.requested_output_names())
         except Exception as error:
             return wire.error_response(error)
 

@@ -105,6 +105,14 @@ class TRTLLMMetrics(EngineMetrics):
         for family, kind, value in self._values():
             self._set(family, kind, value)
 
+    def close(self) -> None:
+        """Drop every series, and then the families: Triton crashes over those that outlive the model."""
+        self._mirror.close()
+        self._series.clear()
+        self._histograms.clear()
+        self._gauges.clear()
+        self._families.clear()
+
     def _look(self) -> None:
         """In the engine's thread, which alone may look at requests."""
         running, waiting = self._engine.scheduler.running, self._engine.scheduler.waiting

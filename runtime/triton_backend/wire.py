@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -30,9 +30,14 @@ def read_timeout(request: Any) -> float | None:
     return request.timeout() * _MICROSECONDS or None
 
 
-def response(tensors: Tensors) -> Any:
-    """An answer."""
-    return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in tensors.items()])
+def response(tensors: Tensors, wanted: Container[str]) -> Any:
+    """An answer of those tensors that are wanted.
+
+    What a request does not ask for, Triton would drop in a thread that does not hold Python's lock.
+    """
+    return pb_utils.InferenceResponse(
+        [pb_utils.Tensor(name, array) for name, array in tensors.items() if name in wanted]
+    )
 
 
 def error_response(error: Exception) -> Any:
@@ -62,20 +67,27 @@ class ResponseSender:
 
     def __init__(self, request: Any) -> None:
         self._sender = request.get_response_sender()
+        self._wanted = frozenset(request.requested_output_names())
         self._errors_as_output = bool(json.loads(request.parameters() or "{}").get(ERRORS_AS_OUTPUT))
         self._lock = threading.Lock()
         self._ended = False
 
     def send(self, tensors: Tensors, *, final: bool) -> None:
         """An answer; without tensors it only ends."""
-        self.forward(response(tensors) if tensors else None, final=final)
+        self._forward(response(tensors, self._wanted) if tensors else None, final=final)
 
     def fail(self, error: Exception, *, final: bool) -> None:
         """An error."""
-        answer = response({ERROR: _error_tensor(error)}) if self._errors_as_output else error_response(error)
-        self.forward(answer, final=final)
+        if self._errors_as_output:
+            self.send({ERROR: _error_tensor(error)}, final=final)
+        else:
+            self._forward(error_response(error), final=final)
 
-    def forward(self, answer: Any, *, final: bool) -> None:
+    def fail_as(self, error: Any, *, final: bool) -> None:
+        """Another model's error, of Triton's own kind."""
+        self._forward(pb_utils.InferenceResponse([], error), final=final)
+
+    def _forward(self, answer: Any, *, final: bool) -> None:
         """A response of Triton's own kind, or None."""
         with self._lock:
             assert not self._ended, "nothing is sent after what was final"
