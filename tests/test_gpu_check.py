@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from scipy.stats import chi2, chi2_contingency
@@ -150,7 +151,7 @@ def test_wrong_logits_are_noticed(tiny_plan: Plan, monkeypatch: pytest.MonkeyPat
 def test_wrong_acceptance_is_noticed(
     check: Callable[[Plan, Path], Check], tiny_plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rejection, "accepts", lambda *_arguments: True)
+    monkeypatch.setattr(rejection, "accepts", lambda target_prob, *_: np.ones(len(target_prob), dtype=bool))
     monkeypatch.setattr(sampler, "greedy_sample", lambda best, ids: rejection.VerifyOutput(len(ids), (*ids, best[-1])))
     assert not check(replace(tiny_plan, num_samples=150), built(tiny_plan)).passed
 
