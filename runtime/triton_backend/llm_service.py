@@ -62,17 +62,21 @@ class LLMService:
         self._run(self._watch())
 
     def start(self, request_id: str, tensors: Tensors, sender: Sender, *, timeout: float | None) -> None:
-        """Take a request, or a request to stop another; whatever is wrong with it goes to the sender."""
+        """Take a request, or a request to stop another; whatever is wrong with it goes to the sender.
+
+        Only the loop's thread uses senders.
+        """
         try:
             if np.any(tensors.get("stop", False)):
                 self._stop(request_id)
-                sender.send({}, final=True)
+                self._loop.call_soon_threadsafe(lambda: sender.send({}, final=True))
             else:
                 self._start(request_id, tensors, sender, timeout)
         except Exception as error:
             if not isinstance(error, MagicDecError):
                 logger.exception("request %r cannot be read", request_id)
-            sender.fail(error, final=True)
+            refusal = error  # which outlives its except clause
+            self._loop.call_soon_threadsafe(lambda: sender.fail(refusal, final=True))
 
     def every(self, period: float, call: Callable[[], None]) -> None:
         """Call something again and again, in the loop's thread, until the service is closed."""

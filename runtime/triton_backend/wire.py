@@ -63,13 +63,17 @@ def is_decoupled(args: Mapping[str, str]) -> bool:
 
 
 class ResponseSender:
-    """A `Sender` for one request. Triton crashes when it is asked about a request that has been answered in full."""
+    """A `Sender` for one request. Triton crashes when it is asked about a request that has been answered in full.
+
+    One thread at a time talks to Triton's own process: with several, answers have got lost.
+    """
+
+    _lock: Final = threading.Lock()
 
     def __init__(self, request: Any) -> None:
         self._sender = request.get_response_sender()
         self._wanted = frozenset(request.requested_output_names())
         self._errors_as_output = bool(json.loads(request.parameters() or "{}").get(ERRORS_AS_OUTPUT))
-        self._lock = threading.Lock()
         self._ended = False
 
     def send(self, tensors: Tensors, *, final: bool) -> None:

@@ -114,7 +114,7 @@ def _command(repository: Path, work: Path, http: str, grpc: str, metrics: str) -
         "--model-control-mode=explicit",
         "--load-model=*",
         "--allow-gpu-metrics=false",
-        "--exit-timeout-secs=15",
+        "--exit-timeout-secs=8",
         "--metrics-interval-ms=100",
         *addresses,
     ]

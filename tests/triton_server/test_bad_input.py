@@ -105,21 +105,21 @@ def test_a_bad_row_ends_its_whole_request_and_nothing_stays(server: TritonServer
 
 
 def test_more_requests_than_may_be_open(server: TritonServer) -> None:
-    endless = TOKENS | {"request_output_len": 1000, "end_id": -1, "num_draft_tokens": 0}
+    endless = {"request_output_len": 1000, "end_id": -1, "num_draft_tokens": 0}
     too_many = 8
 
     async def run() -> list[str]:
         tasks = [
-            asyncio.create_task(collect(server, "tensorrt_llm", endless)) for _ in range(MAX_QUEUE_SIZE + too_many)
+            asyncio.create_task(collect(server, "tensorrt_llm", TOKENS | endless, request_id="mine"))
+            for _ in range(MAX_QUEUE_SIZE + too_many)
         ]
         done: set[asyncio.Task[list[Response]]] = set()
         while len(done) < too_many:
             ended, _ = await asyncio.wait(set(tasks) - done, return_when=asyncio.FIRST_COMPLETED, timeout=20)
             assert ended, "nothing is refused"
             done |= ended
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await collect(server, "tensorrt_llm", TOKENS | {"stop": True}, request_id="mine")
+        await asyncio.gather(*tasks)
         return [task.result()[-1].error or "" for task in done]
 
     wanted = f"{MAX_QUEUE_SIZE} requests are open, and max_queue_size is {MAX_QUEUE_SIZE}; try again later"
