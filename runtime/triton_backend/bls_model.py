@@ -81,7 +81,7 @@ class BLSModel:
                 call.stop_if_cancelled()
                 self._pass_on(response, call.sender)
             if self._decoupled:
-                call.sender.send({}, final=True)
+                call.sender.end()
         except Exception as error:
             call.sender.fail(error, final=True)
         finally:

@@ -18,7 +18,7 @@ class Sender(Protocol):
     """One client's end of the line; any thread may call it. Nothing is sent after what was final."""
 
     def send(self, tensors: Tensors, *, final: bool) -> None:
-        """An answer; without tensors it only ends."""
+        """An answer, perhaps without tensors."""
         ...
 
     def fail(self, error: Exception, *, final: bool) -> None:

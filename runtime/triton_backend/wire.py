@@ -77,8 +77,12 @@ class ResponseSender:
         self._ended = False
 
     def send(self, tensors: Tensors, *, final: bool) -> None:
-        """An answer; without tensors it only ends."""
-        self._forward(response(tensors, self._wanted) if tensors else None, final=final)
+        """An answer."""
+        self._forward(response(tensors, self._wanted), final=final)
+
+    def end(self) -> None:
+        """After the last of many answers."""
+        self._forward(None, final=True)
 
     def fail(self, error: Exception, *, final: bool) -> None:
         """An error."""

@@ -35,6 +35,7 @@ def server(work: Path, engine: Path) -> Iterator[TritonServer]:
     finally:
         status = running.stop()
     assert status == 0, running.log.read_text()[-3000:]
+    assert "Traceback" not in running.log.read_text(), running.log.read_text()[-3000:]
 
 
 @pytest.fixture(scope="session")

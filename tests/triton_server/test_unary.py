@@ -38,7 +38,8 @@ def unary(tmp_path_factory: pytest.TempPathFactory, engine: Path) -> Iterator[Tr
     try:
         yield running
     finally:
-        running.stop()  # with any status: Triton 2.51 may keep a model of which a request was cancelled over gRPC
+        status = running.stop()
+    assert status == 0, running.log.read_text()[-3000:]
     assert "Traceback" not in running.log.read_text(), running.log.read_text()[-3000:]
 
 
