@@ -4,8 +4,8 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from anyio import CapacityLimiter, to_thread
 from prometheus_client import CollectorRegistry
-from starlette.concurrency import run_in_threadpool
 
 from magicdec.runtime.async_llm import AsyncLLM
 from magicdec.runtime.openai.errors import ApiError
@@ -15,6 +15,7 @@ from magicdec.runtime.openai.token_text import TokenText
 from magicdec.runtime.sampling_params import SamplingParams
 
 DEFAULT_BODY_BYTES = 4 << 20
+MAX_THREADS = 4  # that tokenize at once; more would only wait for each other, and each keeps memory of its own
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Service:
         self.llm, self.model, self.registry, self.limits, self.created = llm, model, registry, limits, created
         self.tokenizer = llm.llm.tokenizer
         self.token_text = TokenText(self.tokenizer)
+        self._threads = CapacityLimiter(MAX_THREADS)
         engine = llm.llm.engine
         self.max_seq_len = min(engine.max_seq_len, engine.blocks.num_blocks * engine.blocks.block_size)
         self.max_prompt_tokens = min(limits.max_prompt_tokens or self.max_seq_len, self.max_seq_len - 1)
@@ -69,4 +71,4 @@ class Service:
                 timeout=self.limits.request_timeout,
             )
 
-        return await run_in_threadpool(start)
+        return await to_thread.run_sync(start, limiter=self._threads)
