@@ -19,8 +19,8 @@ PROMPT = "The three most important things to know about the history of the print
 def test_three_ranks_answer_as_one(tmp_path: Path) -> None:
     config = load_config("smollm2-135m-self")
     engine = build_pair(smollm2_gguf(), "self", config, tmp_path / "engine", dtype="float32", tp_size=3)
-    arguments = ["--engine", engine, "--prompt", PROMPT, "--temperature", 0, "--max-tokens", 48, "--json", "--num-draft-tokens", 4]
-    ended = run_ranks(3, "magicdec", "generate", *arguments, timeout=300)
+    arguments = ["--engine", engine, "--prompt", PROMPT, "--temperature", 0, "--max-tokens", 48, "--json"]
+    ended = run_ranks(3, "magicdec", "generate", *arguments, "--num-draft-tokens", 4, timeout=300)
     assert ended.returncode == 0, ended
     answer = json.loads(ended.stdout)
     llm = LLM(smollm2_engine(), num_draft_tokens=0, kv_cache_tokens=1024)
