@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from magicdec.commands.options import SPECULATION, DrafterOption, WindowOption
 from magicdec.console import PrefillBar, TextStream, err, shows_errors, summary
 from magicdec.errors import RequestError
 
@@ -20,7 +21,6 @@ DEFAULT_MAX_TOKENS = 256
 PROMPT = "Prompt"
 SAMPLING = "Sampling (off unless given; the output's law is that of plain decoding)"
 STOPPING = "Stopping"
-SPECULATION = "Speculation"
 OUTPUT = "Output"
 EPILOG = """[bold]Examples[/]
 
@@ -100,17 +100,8 @@ def generate(
             rich_help_panel=SPECULATION,
         ),
     ] = None,
-    drafter: Annotated[
-        Literal["own", "auto"] | None,
-        typer.Option(
-            help="With --num-draft-tokens auto: the pair's own drafter, or at each step the fastest of all it has. "
-            "Default: the pair's.",
-            rich_help_panel=SPECULATION,
-        ),
-    ] = None,
-    window_size: Annotated[
-        int | None, typer.Option(help="Draft window in tokens (self-speculation only).", rich_help_panel=SPECULATION)
-    ] = None,
+    drafter: DrafterOption = None,
+    window_size: WindowOption = None,
     acceptance: Annotated[
         Literal["rejection", "coupled"] | None,
         typer.Option(help="Rule for draft tokens. Default: coupled with --seed.", rich_help_panel=SPECULATION),

@@ -14,12 +14,12 @@ from typing import Annotated, Literal
 import typer
 
 from magicdec.commands.generate import draft_length, leave_if_not_first
+from magicdec.commands.options import SPECULATION, DrafterOption, WindowOption
 from magicdec.console import err, shows_errors
 from magicdec.errors import ConfigError
 
 ADDRESS = "Address and access"
 LIMITS = "Limits"
-SPECULATION = "Speculation"
 ENGINE = "Engine"
 MIB = 1 << 20
 KEY_VARIABLE = "MAGICDEC_API_KEY"
@@ -92,17 +92,8 @@ def serve(
             rich_help_panel=SPECULATION,
         ),
     ] = None,
-    drafter: Annotated[
-        Literal["own", "auto"] | None,
-        typer.Option(
-            help="With --num-draft-tokens auto: the pair's own drafter, or at each step the fastest of all it has. "
-            "Default: the pair's.",
-            rich_help_panel=SPECULATION,
-        ),
-    ] = None,
-    window_size: Annotated[
-        int | None, typer.Option(help="Draft window in tokens (self-speculation only).", rich_help_panel=SPECULATION)
-    ] = None,
+    drafter: DrafterOption = None,
+    window_size: WindowOption = None,
     max_batch_size: Annotated[
         int | None, typer.Option(min=1, help="Sequences in one step. Default: as built.", rich_help_panel=ENGINE)
     ] = None,

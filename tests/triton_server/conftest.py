@@ -9,7 +9,7 @@ from magicdec.runtime.llm import LLM
 from magicdec.runtime.triton_backend.parameters import LLMParameters
 from magicdec.runtime.triton_backend.repository import write_repository
 from tests.engines import tiny_pair
-from tests.triton_server.server import TritonServer, start
+from tests.triton_server.server import TritonServer, serving
 
 VOCAB_SIZE = 300  # covers every byte
 DTYPE = "float64"
@@ -29,13 +29,8 @@ def engine(work: Path) -> Path:
 @pytest.fixture(scope="session")
 def server(work: Path, engine: Path) -> Iterator[TritonServer]:
     write_repository(work / "models", LLMParameters(engine, dtype=DTYPE, max_queue_size=MAX_QUEUE_SIZE))
-    running = start(work / "models", work)
-    try:
+    with serving(work / "models", work) as running:
         yield running
-    finally:
-        status = running.stop()
-    assert status == 0, running.log.read_text()[-3000:]
-    assert "Traceback" not in running.log.read_text(), running.log.read_text()[-3000:]
 
 
 @pytest.fixture(scope="session")

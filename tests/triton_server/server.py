@@ -8,7 +8,8 @@ import sys
 import sysconfig
 import time
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -141,3 +142,15 @@ def _environment() -> dict[str, str]:
         "LD_LIBRARY_PATH": str(sysconfig.get_config_var("LIBDIR")),
         "OMP_NUM_THREADS": "1",
     }
+
+
+@contextmanager
+def serving(models: Path, work: Path) -> Iterator[TritonServer]:
+    """A server that is ready; at the end it leaves with status 0, and its log holds no traceback."""
+    running = start(models, work)
+    try:
+        yield running
+    finally:
+        status = running.stop()
+    assert status == 0, running.log.read_text()[-3000:]
+    assert "Traceback" not in running.log.read_text(), running.log.read_text()[-3000:]
