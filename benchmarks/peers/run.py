@@ -15,6 +15,7 @@ import json
 import statistics
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,19 +62,19 @@ def main() -> None:
     }
     pythons, missing, versions = prepare(args, cache / "peers", models)
     cases = [tuple(map(int, case.split("x"))) for case in args.case] or (QUICK_CASES if args.quick else CASES)
-    entries = measure(args, cases, pythons, models)
-    result = {
-        "schema_version": 1,
-        "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "machine": machine(),
-        "threads": args.threads,
-        "output_tokens": args.output_tokens,
-        "repeats": args.repeats,
-        "versions": versions,
-        "missing": missing,
-        "entries": [asdict(entry) | {"tokens_per_second": entry.tokens_per_second} for entry in entries],
-    }
-    args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    for entries in measure(args, cases, pythons, models):  # what is measured is kept, whatever becomes of the next case
+        result = {
+            "schema_version": 1,
+            "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            "machine": machine(),
+            "threads": args.threads,
+            "output_tokens": args.output_tokens,
+            "repeats": args.repeats,
+            "versions": versions,
+            "missing": missing,
+            "entries": [asdict(entry) | {"tokens_per_second": entry.tokens_per_second} for entry in entries],
+        }
+        args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     sys.stdout.write(markdown(result) + "\n")
 
 
@@ -126,10 +127,15 @@ def export_openvino(python: Path, output: Path, models: dict[str, str], timeout:
     run([*command, "--task", "text-generation-with-past", "--weight-format", "fp16", str(output)], timeout)
 
 
-def measure(args: argparse.Namespace, cases: Any, pythons: dict[str, Path], models: dict[str, str]) -> list[Entry]:
-    """Every engine and mode of a case takes its turn, `repeats` times; what fails once is not tried again."""
+def measure(
+    args: argparse.Namespace, cases: Any, pythons: dict[str, Path], models: dict[str, str]
+) -> Iterator[list[Entry]]:
+    """All entries so far, after each case.
+
+    Every engine and mode of a case takes its turn, `repeats` times; what fails once is not tried again.
+    """
     tokens = HFTokenizer(Path(models["engine"]) / "target").encode_plain(read_long_text(None))
-    entries = []
+    entries: list[Entry] = []
     for batch, context in cases:
         prompts = cut_prompts(tokens, context, batch, 0)
         turns = [
@@ -143,7 +149,7 @@ def measure(args: argparse.Namespace, cases: Any, pythons: dict[str, Path], mode
                 if entry.error is None:
                     take_turn(args, pythons[peer.name], peer, entry, prompts, models)
         entries += [entry for _, entry in turns]
-    return entries
+        yield entries
 
 
 def take_turn(
