@@ -1,30 +1,37 @@
 """Measures speed, here and against peers, and writes tables and plots of docs/benchmarks.md.
 
-    python docs/measure_speed.py                                  both benchmarks, over an hour each on two cores
-    python docs/measure_speed.py --quick                          both, small: does it work here?
-    python docs/measure_speed.py --bench b.json --peers p.json    only write the page again
+    python docs/measure_speed.py             the grid at one window, other windows, peers; over two hours on two cores
+    python docs/measure_speed.py --quick     all of it, small: does it work here?
+    python docs/measure_speed.py --bench b.json --windows w.json --peers p.json    only write the page again
 
-A part whose JSON file is given is not measured again. Arguments behind -- go to `magicdec bench`.
+A part whose JSON file is given is not measured again. Arguments behind -- go to the first `magicdec bench`.
 """
 
 import argparse
 import json
 import subprocess
 import sys
+from collections import defaultdict
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
 from magicdec.commands.bench_plots import check_plots, draw_plots
-from magicdec.commands.bench_result import BenchResult, load
-from magicdec.commands.bench_table import markdown
+from magicdec.commands.bench_result import BenchResult, Cell, load
+from magicdec.commands.bench_table import PROJECTED, markdown, notes
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE, IMAGES, PEERS = ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "images", ROOT / "benchmarks" / "peers"
 BENCH_MARKS = ("<!-- begin of magicdec bench -->", "<!-- end of magicdec bench -->")
 PEER_MARKS = ("<!-- begin of peers -->", "<!-- end of peers -->")
-GRID = ["--full", "--window", "512", "--window", "1024", "--repeats", "2", "--max-minutes", "90"]
+WINDOW_MARKS = ("<!-- begin of windows -->", "<!-- end of windows -->")
+GRID = ["--full", "--window", "512", "--draft-length", "3", "--draft-length", "5", "--output-tokens", "96"]
+GRID += ["--repeats", "2", "--max-minutes", "90"]
+GRID += [part for drafter in ("self", "self-int4", "self-full", "auto") for part in ("--drafter", drafter)]
+WINDOW_GRID = ["--full", "--draft-length", "3", "--output-tokens", "48", "--repeats", "1", "--max-minutes", "60"]
+WINDOW_GRID += [part for drafter in ("self", "self-int4") for part in ("--drafter", drafter)]
 QUICK_GRID = ["--context", "1024", "--context", "2048", "--batch", "1", "--draft-length", "3", "--output-tokens", "16"]
+QUICK_WINDOW_GRID = [*QUICK_GRID, "--window", "256", "--window", "512"]
 CAPTIONS = {
     "speedup": "Speedup over plain decoding by context, at the best draft length.",
     "throughput": "Tokens a second by batch.",
@@ -38,21 +45,28 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--quick", action="store_true", help="small runs")
     options.add_argument("--bench", type=Path, help="result of magicdec bench to use")
+    options.add_argument("--windows", type=Path, help="result of magicdec bench over several windows to use")
     options.add_argument("--peers", type=Path, help="result of benchmarks/peers/run.py to use")
     options.add_argument("bench_arguments", nargs="*", help="for magicdec bench, behind --")
     args = options.parse_args()
     check_plots()
     results = ROOT / ".cache" / "benchmarks"
     results.mkdir(parents=True, exist_ok=True)
-    bench, peers = args.bench or results / "bench.json", args.peers or results / "peers.json"
+    bench, windows, peers = (results / f"{name}.json" for name in ("bench", "windows", "peers"))
     if args.bench is None:
-        grid = args.bench_arguments or (QUICK_GRID if args.quick else GRID)
-        run([sys.executable, "-m", "magicdec", "bench", *grid, "--json", str(bench)])
+        measure(args.bench_arguments or (QUICK_GRID if args.quick else GRID), bench)
+    if args.windows is None:
+        measure(QUICK_WINDOW_GRID if args.quick else WINDOW_GRID, windows)
     if args.peers is None:
         run([sys.executable, str(PEERS / "run.py"), *(["--quick"] if args.quick else []), "--json", str(peers)])
-    result = load(bench)
-    fill(PAGE, BENCH_MARKS, bench_part(result, IMAGES))
-    fill(PAGE, PEER_MARKS, peer_table().markdown(json.loads(peers.read_text(encoding="utf-8"))))
+    fill(PAGE, BENCH_MARKS, bench_part(load(args.bench or bench), IMAGES))
+    fill(PAGE, WINDOW_MARKS, windows_part(load(args.windows or windows)))
+    fill(PAGE, PEER_MARKS, peer_table().markdown(json.loads((args.peers or peers).read_text(encoding="utf-8"))))
+
+
+def measure(grid: list[str], result: Path) -> None:
+    """`magicdec bench` over this grid."""
+    run([sys.executable, "-m", "magicdec", "bench", *grid, "--json", str(result)])
 
 
 def run(command: list[str]) -> None:
@@ -69,7 +83,32 @@ def bench_part(result: BenchResult, images: Path) -> str:
     for path in draw_plots(result, images):
         name = max((name for name in CAPTIONS if path.stem.startswith(name)), key=len)
         pictures.append(f"![{CAPTIONS[name]}](images/{path.name})\n\n{CAPTIONS[name]}{_temperature(path)}\n")
-    return "\n".join([*pictures, markdown(result)])
+    table, notes = markdown(result).split("\n\n", 1)
+    folded = f"<details>\n<summary>All {len(result.cells)} rows</summary>\n\n{table}\n\n</details>\n"
+    return "\n".join([*pictures, folded, notes])
+
+
+def windows_part(result: BenchResult) -> str:
+    """Speedups by window: a row for each point of the grid, a column for each way; the best of a row is in bold."""
+    ways = list(dict.fromkeys(cell.name for cell in result.cells if cell.drafter != "none"))
+    rows: dict[tuple[str, ...], dict[str, Cell]] = defaultdict(dict)
+    for cell in result.cells:
+        rows[f"{cell.context:,}", str(cell.batch), f"{cell.temperature:g}"][cell.name] = cell
+    heads = ["context", "batch", "T", *ways]
+    lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
+    for point, cells in rows.items():
+        speedups = {way: cells[way].speedup for way in ways if way in cells}
+        best = max((speedup for speedup in speedups.values() if speedup is not None), default=None)
+        shown = [_speedup(cells.get(way), best) for way in ways]
+        lines.append(f"| {' | '.join([*point, *shown])} |")
+    return "\n".join([*lines, "", *(f"{note}\n" for note in notes(result))]).rstrip()
+
+
+def _speedup(cell: Cell | None, best: float | None) -> str:
+    if cell is None or cell.speedup is None:
+        return ""
+    text = f"{PROJECTED if cell.beyond_trained_len else ''}{cell.speedup:.2f}"
+    return f"**{text}**" if cell.speedup == best else text
 
 
 def _temperature(path: Path) -> str:

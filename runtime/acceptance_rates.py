@@ -10,7 +10,11 @@ from magicdec.runtime.request import Request
 PRIOR_RATE = 0.75  # of a draft by a model
 LOOKUP_RATE = 0.3  # of one that was looked up
 OWN_MEMORY = 32  # trials of one position after which an old one has faded to 1 / e
-SHARED_MEMORY = 128
+SHARED_MEMORY = 64
+SHORT_MEMORY = 16  # the same for the error of the shared rates
+CHANGE = 3.0  # standard deviations of that error from which on the text counts as another one
+FORGET = 0.8  # what trials still count after each one that shows a change
+LEAST_VARIANCE = 0.05  # of a trial: nothing is certain
 SHARED_WEIGHT = 12.0  # of the shared rate, in trials of the request's own
 ALIKE_WEIGHT = 4.0  # of the request's rate at the position before, in trials of all requests
 PRIOR_WEIGHT = 1.0  # of the rate of the position before, in trials of all requests
@@ -26,15 +30,28 @@ class AcceptanceRates:
         self._new = [0.0] * max_draft_len
         self._shared: _Counts = (self._new.copy(), self._new.copy())
         self._own: dict[Request, _Counts] = {}
+        self._error = self._variance = 0.0  # of the last trials against the shared rates
 
     def observe(self, request: Request, num_asked: int, num_accepted: int) -> None:
         """A round; what a drafter was asked for and did not propose was not accepted either."""
         own = self._own.setdefault(request, (self._new.copy(), self._new.copy()))
-        for (trials, accepted), memory in ((self._shared, SHARED_MEMORY), (own, OWN_MEMORY)):
-            fading = 1 - 1 / memory
-            for j in range(min(num_accepted + 1, num_asked)):
-                trials[j] = fading * trials[j] + 1
-                accepted[j] = fading * accepted[j] + (j < num_accepted)
+        trials, accepted = self._shared
+        for j in range(min(num_accepted + 1, num_asked)):
+            kept = j < num_accepted
+            self._judge(kept, (accepted[j] + PRIOR_WEIGHT * self.prior) / (trials[j] + PRIOR_WEIGHT))
+            _count(own, j, kept, 1 - 1 / OWN_MEMORY)
+            _count(self._shared, j, kept, FORGET if self._has_changed else 1 - 1 / SHARED_MEMORY)
+
+    @property
+    def _has_changed(self) -> bool:
+        """Whether the last trials err to one side by more than chance explains."""
+        return self._error**2 > CHANGE**2 * self._variance
+
+    def _judge(self, kept: bool, rate: float) -> None:
+        """One trial where this rate was expected. Errors and their variance are running means of SHORT_MEMORY."""
+        self._error += (kept - rate - self._error) / SHORT_MEMORY
+        fading = (1 - 1 / SHORT_MEMORY) ** 2
+        self._variance = fading * self._variance + max(rate * (1 - rate), LEAST_VARIANCE) / SHORT_MEMORY**2
 
     def forget(self, request: Request) -> None:
         """The request has ended."""
@@ -54,3 +71,9 @@ class AcceptanceRates:
             reached = reached * before
             expected[:, j + 1] = expected[:, j] + reached
         return expected
+
+
+def _count(counts: _Counts, position: int, kept: bool, fading: float) -> None:
+    trials, accepted = counts
+    trials[position] = fading * trials[position] + 1
+    accepted[position] = fading * accepted[position] + kept

@@ -55,6 +55,7 @@ class LinearCost:
         self._bias = 0.0  # of the last few relative errors
         self._fitted: Vector = self.prior
         self._changed = False
+        self._is_first = True
 
     @property
     def costs(self) -> Vector:
@@ -79,9 +80,11 @@ class LinearCost:
     def observe(self, features: Vector, seconds: float, length: int) -> None:
         """A measured pass with drafts of about this length."""
         seconds = max(seconds, LEAST_SECONDS)
-        if self.scale is None:
-            self.set_scale(seconds / float(self.prior @ features))
-            return  # whatever runs for the first time takes longer
+        if self._is_first:  # whatever runs for the first time takes longer: better than nothing, and no more
+            self._is_first = False
+            if self.scale is None:
+                self.set_scale(seconds / float(self.prior @ features))
+            return
         expected = max(float((self._fitted if self._weights.any() else self.costs) @ features), LEAST_SECONDS)
         weight, fading = self._judge(seconds / expected - 1)
         relative = features / expected

@@ -23,7 +23,7 @@ MEASURE_EVERY = 4  # steps, while nothing changes: a measurement costs time as w
 SWITCH_GAIN = 0.005  # a new plan must promise so much more than the one in force
 PROBE_SHARE = 0.003  # of all time may be lost by trying what seems worse
 MAX_CREDIT = 4.0  # steps' worth of time that may be saved up for probes
-FIRST_CREDIT = 0.5  # the same at the start
+FIRST_CREDIT = 2.0  # the same at the start, when all is guessed
 REST = 8  # steps before something is tried again
 
 
@@ -76,7 +76,7 @@ class DraftController:
             view, before = BatchView(self.known, decoding, free, beside_prompts=beside_prompts), plan.choices
             self._make_plan(view)
             self._probe = self._find_probe(view)
-            quiet = self._probe is None and plan.choices == before
+            quiet = self._probe is None and plan.choices == before and self.known.is_steady
             plan.pause = min(2 * plan.pause, LONGEST_PAUSE) if quiet else PLAN_EVERY
             plan.next_step = self._step + plan.pause
             chosen = plan.choices.values() if self._probe is None else [self._probe] * len(free)

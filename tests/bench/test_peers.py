@@ -87,7 +87,7 @@ def test_the_page_is_filled_between_its_marks(tmp_path: Path) -> None:
     assert spec.loader is not None
     script = module_from_spec(spec)
     spec.loader.exec_module(script)
-    for marks in (script.BENCH_MARKS, script.PEER_MARKS):
+    for marks in (script.BENCH_MARKS, script.WINDOW_MARKS, script.PEER_MARKS):
         assert all(script.PAGE.read_text().count(mark) == 1 for mark in marks)
     page, marks = tmp_path / "page.md", script.BENCH_MARKS
     page.write_text(f"before {marks[0]}\nold\n{marks[1]} behind")
@@ -105,3 +105,8 @@ def test_the_page_is_filled_between_its_marks(tmp_path: Path) -> None:
     assert all(f"(images/{name})" in text for name in images)
     assert "Temperature 1." in text
     assert "| self w512 x4 |" in text
+    assert "\n</details>\n\nMedians of" in text
+    windows = script.windows_part(result()).splitlines()
+    assert windows[0].startswith("| context | batch | T | self w256 x2 |")
+    assert windows[2].startswith("| 1,024 | 1 | 0 | **")
+    assert all("~1.50" in line for line in windows if line.startswith("| 32,768"))

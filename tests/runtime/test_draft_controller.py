@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from magicdec.runtime.acceptance_rates import AcceptanceRates
-from magicdec.runtime.cost_model import CostPrior, LinearCost, TargetCost
+from magicdec.runtime.cost_model import CostPrior, DraftCost, LinearCost, TargetCost
 from magicdec.runtime.draft_controller import DraftController, Round
 from magicdec.runtime.scheduler import DraftChoice
 from tests import toy
@@ -98,21 +98,20 @@ def test_beside_prompts_the_weights_are_read_in_any_case(fixed: float, per_reque
     controller, requests = DraftController(8), [toy.request([1] * 9, str(i)) for i in range(4)]
     machine = Machine(0.1, 1.0, 0.8)
     for step in range(200):
-        choices = controller.choose(requests, beside_prompts=False)
+        running = requests if step % 5 else requests[:2]  # what a request costs is seen where their number changes
+        choices = controller.choose(running, beside_prompts=False)
         lengths = [choice.num_tokens for choice in choices]
         if any(lengths):
             controller.drafted(0, [length for length in lengths if length], 0.002 * max(lengths))
         rounds = [
-            Round(r, c, c.num_tokens, machine.accepted(c.num_tokens)) for r, c in zip(requests, choices, strict=True)
+            Round(r, c, c.num_tokens, machine.accepted(c.num_tokens)) for r, c in zip(running, choices, strict=True)
         ]
-        size = 4 if step % 4 else 2  # what a request costs is seen where their number changes
-        requests, left = requests[:size], requests[size:]
-        requests += left or [toy.request([1] * 9, f"{step} {i}") for i in range(4 - size)]
         seconds = fixed + per_request * len(rounds) + 0.002 * max(lengths)
         controller.stepped(rounds, seconds, with_prompts=False)
-    assert all(choice.num_tokens > 0 for choice in controller.choose(requests, beside_prompts=False))
-    beside = controller.choose(requests, beside_prompts=True)
-    assert all((choice.num_tokens > 0) is drafts_beside for choice in beside)
+    for beside_prompts, drafts in ((False, True), (True, drafts_beside)):
+        controller.choose(requests, beside_prompts=beside_prompts)  # what comes back may be a probe
+        plan = controller._plans[beside_prompts].choices.values()
+        assert all((choice.num_tokens > 0) is drafts for choice in plan)
 
 
 def test_a_draft_says_what_the_target_costs_until_that_is_measured() -> None:
@@ -128,11 +127,12 @@ def test_a_draft_says_what_the_target_costs_until_that_is_measured() -> None:
 
 def test_one_slow_step_changes_nothing() -> None:
     """200 times as slow: but for a probe or two the lengths stay about what they were."""
-    simulation = Simulation(Machine(0.3, 1.5, 0.85), batch=4)
-    simulation.run(200)
-    settled = statistics.mode(simulation.lengths[-20:])
-    simulation.run(60, slow=lambda step: 200.0 if step == 5 else 1.0)
-    assert sum(abs(length - settled) <= 1 for length in simulation.lengths[-54:]) >= 50
+    for slow in (5, 6, 7, 8):  # one in four is measured
+        simulation = Simulation(Machine(0.3, 1.5, 0.85), batch=4)
+        simulation.run(200)
+        settled = statistics.mode(simulation.lengths[-20:])
+        simulation.run(60, slow=lambda step, slow=slow: 200.0 if step == slow else 1.0)  # type: ignore[misc]
+        assert sum(abs(length - settled) <= 1 for length in simulation.lengths[-60 + slow + 1 :]) >= 48
 
 
 def test_first_choices_are_sane() -> None:
@@ -203,6 +203,37 @@ def test_acceptance_by_position() -> None:
     assert rates.expected([toy.request([2], "new")])[0, 1] > 0.9, "a new request is taken to be like the others"
 
 
+def test_another_text_is_noticed() -> None:
+    """Ten rejections after hundreds of accepted drafts are not chance: new requests do not inherit what was."""
+    rates = AcceptanceRates(4)
+    for i in range(100):
+        rates.observe(toy.request([1], str(i)), 4, 4 if i % 8 else 0)
+    assert rates.expected([toy.request([2], "before")])[0, 1] > 0.8
+    for i in range(20):
+        rates.observe(toy.request([3], f"other {i}"), 4, 0)
+    assert rates.expected([toy.request([4], "after")])[0, 1] < 0.3
+
+
+def test_chance_is_no_change() -> None:
+    """Three of four accepted, at random: what is known stays near that all the time."""
+    rng, rates, found = np.random.default_rng(0), AcceptanceRates(1), []
+    for i in range(1000):
+        rates.observe(toy.request([1], str(i)), 1, int(rng.random() < 0.75))
+        found.append(rates.expected([toy.request([2])])[0, 1])
+    assert np.std(found[100:]) < 0.08
+
+
+def test_a_first_pass_says_nothing_where_the_scale_is_known() -> None:
+    """Whatever runs for the first time takes longer, and a drafter that seems dear is not tried again for long."""
+    cost = DraftCost(4, weights=0.25, window=0.0)
+    cost.set_scale(0.01)
+    before = cost.costs.copy()
+    cost.observe(cost.features([2]), 1.0, 2)
+    assert (cost.costs == before).all()
+    cost.observe(cost.features([2]), 0.01, 2)
+    assert cost.seconds(cost.features([2])) == pytest.approx(0.01, rel=0.1)
+
+
 def test_costs_are_found_and_never_negative() -> None:
     """Three contexts and four lengths, with noise: a plain pass and a row are known to a few percent."""
     rng, cost = np.random.default_rng(0), TargetCost(4, 1 / 50_000)
@@ -216,12 +247,24 @@ def test_costs_are_found_and_never_negative() -> None:
     assert cost.draft_rows(np.array([100.0]))[0, 4] == pytest.approx(2e-3, rel=0.25)
 
 
-FAULTS: dict[str, tuple[type, str, Callable[..., object], Callable[[], object]]] = {
+FAULTS: dict[str, tuple[type, str, Callable[..., object] | bool, Callable[[], object]]] = {
     "verification is free": (
         TargetCost,
         "draft_rows",
         lambda self, contexts: np.zeros((len(contexts), self.max_draft_len + 1)),
         lambda: test_nearly_as_fast_as_the_best_fixed_length((0.1, 3.0, 0.5), 8, 300),
+    ),
+    "nothing counts as a change": (
+        AcceptanceRates,
+        "_has_changed",
+        False,
+        test_another_text_is_noticed,
+    ),
+    "all counts as a change": (
+        AcceptanceRates,
+        "_has_changed",
+        True,
+        test_chance_is_no_change,
     ),
     "never a probe": (
         DraftController,
