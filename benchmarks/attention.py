@@ -3,7 +3,8 @@
     python benchmarks/attention.py --contexts 8192 32768 --batch 1 4 8 --rows 1 3 5 --json attention.json
 
 Times are milliseconds a layer, medians over interleaved rounds; each round goes through layers of distinct memory, so
-that no cache holds them. `read` reads the keys and values once with the same threads. Aims: 3 rows at most 1.4 and 5
+that no cache holds them. The kernel is called as the native decoding step calls it, with arguments that are made once.
+`read` reads the keys and values once with the same threads. Aims: 3 rows at most 1.4 and 5
 rows at most 2.0 times as long as 1 row, and 1 row at 75 % of the read's bandwidth or more.
 """
 
@@ -22,7 +23,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from magicdec.plugins.cpu.attention import PagedSequences, paged_attention
+from magicdec.plugins.cpu.attention import PagedSequences, kernel_args, run_kernel
 from magicdec.plugins.cpu.library import best_isa, native, use_huge_pages
 
 HEADS, KV_HEADS, HEAD_SIZE, BLOCK_SIZE = 9, 3, 64, 16
@@ -54,24 +55,33 @@ class Case:
         """Keys and values of one layer."""
         return self.layers[0].nbytes
 
-    def attend(self, rows: int) -> Callable[[torch.Tensor], Any]:
-        """The kernel for the last `rows` rows of each sequence."""
+    def attend(self, rows: int) -> Callable[[int], None]:
+        """The kernel for the last `rows` rows of each sequence, by layer."""
         starts = [rows * index for index in range(self.batch + 1)]
         sequences = PagedSequences(starts, [self.context - rows] * self.batch, self.blocks, BLOCK_SIZE)
         query = torch.randn(self.batch * rows, HEADS, HEAD_SIZE, dtype=torch.bfloat16) * HEAD_SIZE**-0.5
-        return lambda layer: paged_attention(self.library, query, layer[0], layer[1], sequences)
+        out = torch.empty_like(query)
+        args = [kernel_args(query, out, *layer, sequences) for layer in self.layers]
+        alive = query, out, sequences  # the arguments are addresses
 
-    def read(self, layer: torch.Tensor) -> None:
+        def run(layer: int) -> None:
+            assert alive
+            run_kernel(self.library, args[layer])
+
+        return run
+
+    def read(self, layer: int) -> None:
         """Once through a layer's memory."""
-        self.library.magicdec_read_bytes(layer.data_ptr(), layer.nbytes)
+        self.library.magicdec_read_bytes(self.layers[layer].data_ptr(), self.layer_bytes)
 
-    def sdpa(self, rows: int) -> Callable[[torch.Tensor], Any]:
+    def sdpa(self, rows: int) -> Callable[[int], torch.Tensor]:
         """PyTorch's attention; it knows no pages, so the caches are taken as if each stood in one piece."""
         query = torch.randn(self.batch, HEADS, rows, HEAD_SIZE, dtype=torch.bfloat16) * HEAD_SIZE**-0.5
         mask = torch.ones(rows, self.context, dtype=torch.bool).tril(self.context - rows) if rows > 1 else None
 
-        def run(layer: torch.Tensor) -> torch.Tensor:
-            keys, values = layer.view(2, KV_HEADS, self.batch, -1, HEAD_SIZE)[..., : self.context, :].transpose(1, 2)
+        def run(layer: int) -> torch.Tensor:
+            caches = self.layers[layer].view(2, KV_HEADS, self.batch, -1, HEAD_SIZE)
+            keys, values = caches[..., : self.context, :].transpose(1, 2)
             return torch.nn.functional.scaled_dot_product_attention(
                 query, keys, values, attn_mask=mask, scale=1.0, enable_gqa=True
             )
@@ -79,12 +89,12 @@ class Case:
         return run
 
 
-def milliseconds(run: Callable[[torch.Tensor], Any], layers: list[torch.Tensor]) -> float:
+def milliseconds(run: Callable[[int], Any], num_layers: int) -> float:
     """A layer's mean time in one round through the layers."""
     start = time.perf_counter()
-    for layer in layers:
+    for layer in range(num_layers):
         run(layer)
-    return 1e3 * (time.perf_counter() - start) / len(layers)
+    return 1e3 * (time.perf_counter() - start) / num_layers
 
 
 def measure(case: Case, rows: list[int], rounds: int) -> dict[str, Any]:
@@ -93,10 +103,10 @@ def measure(case: Case, rows: list[int], rounds: int) -> dict[str, Any]:
     times: dict[str, list[float]] = defaultdict(list)
     for _ in range(rounds + 1):
         for name, run in [*runs.items(), ("read", case.read)]:
-            times[name].append(milliseconds(run, case.layers))
+            times[name].append(milliseconds(run, len(case.layers)))
     for _ in range(SDPA_ROUNDS + 1):  # afterwards: PyTorch's threads keep the cores busy for a while
         for count in (rows[0], rows[-1]):
-            times[f"sdpa {count} rows"].append(milliseconds(case.sdpa(count), case.layers[:1]))
+            times[f"sdpa {count} rows"].append(milliseconds(case.sdpa(count), 1))
     medians = {name: statistics.median(found[1:]) for name, found in times.items()}  # the first round warms up
     one = medians[f"{rows[0]} rows"]
     return {

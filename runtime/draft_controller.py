@@ -12,7 +12,7 @@ positions alone) and time. It never sees draft tokens that were not committed, s
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from magicdec.runtime.cost_model import LEAST_SECONDS, CostPrior
+from magicdec.runtime.cost_model import CostPrior
 from magicdec.runtime.draft_estimates import BatchView, Estimates
 from magicdec.runtime.request import Request
 from magicdec.runtime.scheduler import DraftChoice
@@ -21,7 +21,7 @@ PLAN_EVERY = 4  # steps
 LONGEST_PAUSE = 16  # steps between plans while nothing changes
 MEASURE_EVERY = 4  # steps, while nothing changes: a measurement costs time as well
 SWITCH_GAIN = 0.005  # a new plan must promise so much more than the one in force
-PROBE_SHARE = 0.003  # of all time may be lost by trying what seems worse
+PROBE_SHARE = 0.006  # of all time may be lost by trying what seems worse
 MAX_CREDIT = 4.0  # steps' worth of time that may be saved up for probes
 FIRST_CREDIT = 2.0  # the same at the start, when all is guessed
 REST = 8  # steps before something is tried again
@@ -99,12 +99,9 @@ class DraftController:
         self._step += 1
         for each in rounds:
             self._learn(each)
-        if with_prompts or not rounds:  # its time says nothing of decoding
-            self._account_unseen()
-            return
-        if self._measures:
+        if self._measures and rounds and not with_prompts:  # else its time says nothing of decoding
             self._measure(rounds, target_seconds)
-        self._account(seconds, sum(1 + each.num_accepted for each in rounds))
+        self._account()
 
     def release(self, request: Request) -> None:
         """The request has ended."""
@@ -134,25 +131,11 @@ class DraftController:
         else:
             self._last_run[DraftChoice(0)] = self._step
 
-    def _account(self, seconds: float, num_tokens: int) -> None:
-        """Time sets a share aside for probes; a probe takes from it what it lost, or adds what it gained.
+    def _account(self) -> None:
+        """Time sets a share aside for probes, and a probe takes from it what it was expected to lose.
 
-        What gained is tried again at once: an estimate that is out of date is mended in one go.
+        Not what it did lose: that is chance for the most part, and what is found out is in the next estimate.
         """
-        expected = self._expected or seconds
-        seconds = min(max(seconds, LEAST_SECONDS), 2 * expected)  # what is slow once is no reason to probe, or not to
-        if self._credit is None:
-            self._credit = FIRST_CREDIT * seconds
-        if self._probe is None:
-            self._credit = min(self._credit + PROBE_SHARE * seconds, MAX_CREDIT * expected)
-            return
-        loss = seconds - num_tokens / self._plan.rate
-        self._credit -= loss
-        if loss < 0:
-            self._last_run[self._probe] = self._step - REST
-
-    def _account_unseen(self) -> None:
-        """The same by what was expected, where the time of decoding is not known apart."""
         if self._credit is None:
             self._credit = FIRST_CREDIT * self._expected if self.known.target.scale is not None else None
         elif self._probe is None:

@@ -10,6 +10,7 @@ from magicdec.plugins.fp8 import FP8
 
 MAX_HEAD_SIZE = 1024
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, FP8: 3}
+_NAMES = {number: dtype for dtype, number in _DTYPES.items()}
 
 
 class _Sequence(ctypes.Structure):
@@ -91,6 +92,21 @@ def paged_attention(
     value_scale: float = 1.0,
 ) -> torch.Tensor:
     """As `plugins.attention.paged_attention`; the result is multiplied with value_scale."""
+    query = query.contiguous()
+    out = torch.empty_like(query)
+    run_kernel(library, kernel_args(query, out, keys, values, sequences, value_scale))
+    return out
+
+
+def kernel_args(
+    query: torch.Tensor,
+    out: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    sequences: PagedSequences,
+    value_scale: float = 1.0,
+) -> ctypes.Structure:
+    """What the kernel is called with, good for as long as all of it lives. query, out: contiguous."""
     num_kv_heads, num_slots, head_size = keys.shape
     num_rows, num_heads, _ = query.shape
     if (sequences.last_block + 1) * sequences.block_size > num_slots or num_rows < sequences.num_rows:
@@ -102,17 +118,18 @@ def paged_attention(
         raise ValueError(f"{num_heads} heads over keys {tuple(keys.shape)} and values {tuple(values.shape)}")
     if not (_dense(keys) and _dense(values) and keys.stride(0) == values.stride(0)):
         raise ValueError("keys and values must lie row after row within a KV head, in the same way")
-    query = query.contiguous()
-    out = torch.empty_like(query)
     stride = num_heads * head_size
-    args = _Args(
+    return _Args(
         *(tensor.data_ptr() for tensor in (query, out, keys, values)),
         *(sequences.address, sequences.count, num_heads, num_kv_heads, head_size, sequences.block_size),
         *(stride, stride, keys.stride(0), _DTYPES[query.dtype], _DTYPES[keys.dtype], value_scale),
     )
+
+
+def run_kernel(library: ctypes.CDLL, args: ctypes.Structure) -> None:
+    """One pass of the kernel over what `kernel_args` has put together."""
     if library.magicdec_attention(ctypes.byref(args)):
-        raise ValueError(f"no kernel for {query.dtype} over {keys.dtype}")
-    return out
+        raise ValueError(f"no kernel for {_NAMES[args.query_type]} over {_NAMES[args.cache_type]}")
 
 
 def _dense(cache: torch.Tensor) -> bool:

