@@ -1,14 +1,15 @@
 """Measures speed, here and against peers, and writes tables and plots of docs/benchmarks.md.
 
-    python docs/measure_speed.py             the grid at one window, other windows, peers; over two hours on two cores
+    python docs/measure_speed.py             all of it: over two hours on two cores
     python docs/measure_speed.py --quick     all of it, small: does it work here?
-    python docs/measure_speed.py --bench b.json --windows w.json --peers p.json    only write the page again
+    python docs/measure_speed.py --bench b.json --auto a.json --windows w.json --peers p.json    only write the page
 
 A part whose JSON file is given is not measured again. Arguments behind -- go to the first `magicdec bench`.
 """
 
 import argparse
 import json
+import statistics
 import subprocess
 import sys
 from collections import defaultdict
@@ -18,20 +19,25 @@ from types import ModuleType
 
 from magicdec.commands.bench_plots import check_plots, draw_plots
 from magicdec.commands.bench_result import BenchResult, Cell, load
+from magicdec.commands.bench_stats import auto_shares, choices, speedup_here
 from magicdec.commands.bench_table import PROJECTED, markdown, notes
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE, IMAGES, PEERS = ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "images", ROOT / "benchmarks" / "peers"
 BENCH_MARKS = ("<!-- begin of magicdec bench -->", "<!-- end of magicdec bench -->")
 PEER_MARKS = ("<!-- begin of peers -->", "<!-- end of peers -->")
+AUTO_MARKS = ("<!-- begin of auto -->", "<!-- end of auto -->")
 WINDOW_MARKS = ("<!-- begin of windows -->", "<!-- end of windows -->")
 GRID = ["--full", "--window", "512", "--draft-length", "3", "--draft-length", "5", "--output-tokens", "96"]
 GRID += ["--repeats", "2", "--max-minutes", "90"]
-GRID += [part for drafter in ("self", "self-int4", "self-full", "auto") for part in ("--drafter", drafter)]
+AUTO_GRID = [*GRID, "--drafter", "self-int4", "--drafter", "auto"]
+GRID += [part for drafter in ("self", "self-int4", "self-full") for part in ("--drafter", drafter)]
 WINDOW_GRID = ["--full", "--draft-length", "3", "--output-tokens", "48", "--repeats", "1", "--max-minutes", "60"]
-WINDOW_GRID += [part for drafter in ("self", "self-int4") for part in ("--drafter", drafter)]
+WINDOW_GRID += ["--drafter", "self-int4"]
 QUICK_GRID = ["--context", "1024", "--context", "2048", "--batch", "1", "--draft-length", "3", "--output-tokens", "16"]
+QUICK_AUTO_GRID = [*QUICK_GRID, "--drafter", "self-int4", "--drafter", "auto"]
 QUICK_WINDOW_GRID = [*QUICK_GRID, "--window", "256", "--window", "512"]
+AIM = 0.97  # of the best
 CAPTIONS = {
     "speedup": "Speedup over plain decoding by context, at the best draft length.",
     "throughput": "Tokens a second by batch.",
@@ -45,6 +51,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--quick", action="store_true", help="small runs")
     options.add_argument("--bench", type=Path, help="result of magicdec bench to use")
+    options.add_argument("--auto", type=Path, help="result of magicdec bench with the drafter auto to use")
     options.add_argument("--windows", type=Path, help="result of magicdec bench over several windows to use")
     options.add_argument("--peers", type=Path, help="result of benchmarks/peers/run.py to use")
     options.add_argument("bench_arguments", nargs="*", help="for magicdec bench, behind --")
@@ -52,14 +59,17 @@ def main() -> None:
     check_plots()
     results = ROOT / ".cache" / "benchmarks"
     results.mkdir(parents=True, exist_ok=True)
-    bench, windows, peers = (results / f"{name}.json" for name in ("bench", "windows", "peers"))
+    bench, auto, windows, peers = (results / f"{name}.json" for name in ("bench", "auto", "windows", "peers"))
     if args.bench is None:
         measure(args.bench_arguments or (QUICK_GRID if args.quick else GRID), bench)
+    if args.auto is None:
+        measure(QUICK_AUTO_GRID if args.quick else AUTO_GRID, auto)
     if args.windows is None:
         measure(QUICK_WINDOW_GRID if args.quick else WINDOW_GRID, windows)
     if args.peers is None:
         run([sys.executable, str(PEERS / "run.py"), *(["--quick"] if args.quick else []), "--json", str(peers)])
     fill(PAGE, BENCH_MARKS, bench_part(load(args.bench or bench), IMAGES))
+    fill(PAGE, AUTO_MARKS, auto_part(load(args.auto or auto)))
     fill(PAGE, WINDOW_MARKS, windows_part(load(args.windows or windows)))
     fill(PAGE, PEER_MARKS, peer_table().markdown(json.loads((args.peers or peers).read_text(encoding="utf-8"))))
 
@@ -88,6 +98,23 @@ def bench_part(result: BenchResult, images: Path) -> str:
     return "\n".join([*pictures, folded, notes])
 
 
+def auto_part(result: BenchResult) -> str:
+    """Speedups of auto and of the best of what it could have chosen, a row for each point of the grid."""
+    heads = ["context", "batch", "T", "best of the others", "its speedup", "auto's speedup", "auto / best"]
+    lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
+    shares = auto_shares(result.cells)
+    for auto, share in shares:
+        best = max(choices(auto, result.cells), key=speedup_here)
+        name = "plain decoding" if best.drafter == "none" else best.name
+        point = [f"{auto.context:,}", str(auto.batch), f"{auto.temperature:g}"]
+        rates = [f"{speedup_here(best):.2f}", f"{speedup_here(auto):.2f}", f"{share:.2f}"]
+        lines.append(f"| {' | '.join([*point, name, *rates])} |")
+    met = sum(share >= AIM for _, share in shares)
+    median = statistics.median(share for _, share in shares)
+    lines += ["", f"At {met} of {len(shares)} points auto reaches {AIM} or more; median {median:.2f}.\n"]
+    return "\n".join([*lines, how_measured(result)])
+
+
 def windows_part(result: BenchResult) -> str:
     """Speedups by window: a row for each point of the grid, a column for each way; the best of a row is in bold."""
     ways = list(dict.fromkeys(cell.name for cell in result.cells if cell.drafter != "none"))
@@ -101,7 +128,13 @@ def windows_part(result: BenchResult) -> str:
         best = max((speedup for speedup in speedups.values() if speedup is not None), default=None)
         shown = [_speedup(cells.get(way), best) for way in ways]
         lines.append(f"| {' | '.join([*point, *shown])} |")
-    return "\n".join([*lines, "", *(f"{note}\n" for note in notes(result))]).rstrip()
+    return "\n".join([*lines, "", how_measured(result)])
+
+
+def how_measured(result: BenchResult) -> str:
+    """What differs from the first table's notes."""
+    settings = result.settings
+    return f"{settings.repeats} run(s) of {settings.output_tokens} output tokens. {notes(result)[-1]}"
 
 
 def _speedup(cell: Cell | None, best: float | None) -> str:

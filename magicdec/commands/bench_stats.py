@@ -62,15 +62,17 @@ def auto_shares(cells: Sequence[Cell]) -> list[tuple[Cell, float]]:
     That is plain decoding (1) or a fixed draft length at auto's own window, as measured, also where the cache was
     filled. Speedups, since each is a ratio to the plain run beside it, which leaves most of a noisy machine out.
     """
-    shares = []
-    for auto in cells:
-        if auto.drafter == "auto":
-            others = [_speedup(cell) for cell in cells if _is_choice(auto, cell)]
-            shares.append((auto, _speedup(auto) / max(others)))
-    return shares
+    autos = [cell for cell in cells if cell.drafter == "auto"]
+    return [(auto, speedup_here(auto) / max(map(speedup_here, choices(auto, cells)))) for auto in autos]
 
 
-def _speedup(cell: Cell) -> float:
+def choices(auto: Cell, cells: Sequence[Cell]) -> list[Cell]:
+    """What `auto` could have chosen at its point, plain decoding among them."""
+    return [cell for cell in cells if _is_choice(auto, cell)]
+
+
+def speedup_here(cell: Cell) -> float:
+    """As measured, also where the cache was filled; 1 for plain decoding."""
     return 1.0 if cell.summary.speedup is None else cell.summary.speedup.median
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.bench.results import result
+from tests.bench.results import cell, result
 
 PEERS = Path(__file__).resolve().parent.parent.parent / "benchmarks" / "peers"
 
@@ -87,7 +87,7 @@ def test_the_page_is_filled_between_its_marks(tmp_path: Path) -> None:
     assert spec.loader is not None
     script = module_from_spec(spec)
     spec.loader.exec_module(script)
-    for marks in (script.BENCH_MARKS, script.WINDOW_MARKS, script.PEER_MARKS):
+    for marks in (script.BENCH_MARKS, script.AUTO_MARKS, script.WINDOW_MARKS, script.PEER_MARKS):
         assert all(script.PAGE.read_text().count(mark) == 1 for mark in marks)
     page, marks = tmp_path / "page.md", script.BENCH_MARKS
     page.write_text(f"before {marks[0]}\nold\n{marks[1]} behind")
@@ -106,6 +106,10 @@ def test_the_page_is_filled_between_its_marks(tmp_path: Path) -> None:
     assert "Temperature 1." in text
     assert "| self w512 x4 |" in text
     assert "\n</details>\n\nMedians of" in text
+    cells = (*result().cells, cell(1024, "auto", window=512, length=None))
+    auto = script.auto_part(result().model_copy(update={"cells": cells})).splitlines()
+    assert auto[2] == "| 1,024 | 1 | 0 | self w512 x2 | 1.44 | 1.44 | 1.00 |"
+    assert auto[4] == "At 1 of 1 points auto reaches 0.97 or more; median 1.00."
     windows = script.windows_part(result()).splitlines()
     assert windows[0].startswith("| context | batch | T | self w256 x2 |")
     assert windows[2].startswith("| 1,024 | 1 | 0 | **")
