@@ -62,13 +62,7 @@ class Case:
         query = torch.randn(self.batch * rows, HEADS, HEAD_SIZE, dtype=torch.bfloat16) * HEAD_SIZE**-0.5
         out = torch.empty_like(query)
         args = [kernel_args(query, out, *layer, sequences) for layer in self.layers]
-        alive = query, out, sequences  # the arguments are addresses
-
-        def run(layer: int) -> None:
-            assert alive
-            run_kernel(self.library, args[layer])
-
-        return run
+        return lambda layer: run_kernel(self.library, args[layer])
 
     def read(self, layer: int) -> None:
         """Once through a layer's memory."""

@@ -106,7 +106,7 @@ def kernel_args(
     sequences: PagedSequences,
     value_scale: float = 1.0,
 ) -> ctypes.Structure:
-    """What the kernel is called with, good for as long as all of it lives. query, out: contiguous."""
+    """What the kernel is called with; it keeps the tensors alive. query, out: contiguous."""
     num_kv_heads, num_slots, head_size = keys.shape
     num_rows, num_heads, _ = query.shape
     if (sequences.last_block + 1) * sequences.block_size > num_slots or num_rows < sequences.num_rows:
@@ -119,11 +119,13 @@ def kernel_args(
     if not (_dense(keys) and _dense(values) and keys.stride(0) == values.stride(0)):
         raise ValueError("keys and values must lie row after row within a KV head, in the same way")
     stride = num_heads * head_size
-    return _Args(
+    args = _Args(
         *(tensor.data_ptr() for tensor in (query, out, keys, values)),
         *(sequences.address, sequences.count, num_heads, num_kv_heads, head_size, sequences.block_size),
         *(stride, stride, keys.stride(0), _DTYPES[query.dtype], _DTYPES[keys.dtype], value_scale),
     )
+    args.owners = query, out, keys, values, sequences
+    return args
 
 
 def run_kernel(library: ctypes.CDLL, args: ctypes.Structure) -> None:

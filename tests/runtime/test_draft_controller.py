@@ -204,7 +204,7 @@ def test_acceptance_by_position() -> None:
 
 
 def test_another_text_is_noticed() -> None:
-    """Ten rejections after hundreds of accepted drafts are not chance: new requests do not inherit what was."""
+    """Twenty rejections after hundreds of accepted drafts are not chance: new requests do not inherit what was."""
     rates = AcceptanceRates(4)
     for i in range(100):
         rates.observe(toy.request([1], str(i)), 4, 4 if i % 8 else 0)
