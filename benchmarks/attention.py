@@ -2,10 +2,11 @@
 
     python benchmarks/attention.py --contexts 8192 32768 --batch 1 4 8 --rows 1 3 5 --json attention.json
 
-Times are milliseconds a layer, medians over interleaved rounds; each round goes through layers of distinct memory, so
-that no cache holds them. The kernel is called as the native decoding step calls it, with arguments that are made once.
-`read` reads the keys and values once with the same threads. Aims: 3 rows at most 1.4 and 5
-rows at most 2.0 times as long as 1 row, and 1 row at 75 % of the read's bandwidth or more.
+Times are milliseconds a layer, medians over interleaved rounds, and ratios are medians of each round's own: a server's
+memory is faster in some minutes than in others. Each round goes through layers of distinct memory, so that no cache
+holds them. The kernel is called as the native decoding step calls it, with arguments that are made once. `read` reads
+the keys and values once with the same threads. Aims: 3 rows at most 1.4 and 5 rows at most 2.0 times as long as 1 row,
+and 1 row at 75 % of the read's bandwidth or more.
 """
 
 import argparse
@@ -91,18 +92,23 @@ def milliseconds(run: Callable[[int], Any], num_layers: int) -> float:
     return 1e3 * (time.perf_counter() - start) / num_layers
 
 
+def ratio(above: list[float], below: list[float]) -> float:
+    """Median over the rounds, the first one apart: within a round the machine is the same."""
+    return statistics.median(a / b for a, b in zip(above[1:], below[1:], strict=True))
+
+
 def measure(case: Case, rows: list[int], rounds: int) -> dict[str, Any]:
     """Medians and spreads by name, and the ratios that the aims are about."""
     runs = {f"{count} rows": case.attend(count) for count in rows}
     times: dict[str, list[float]] = defaultdict(list)
     for _ in range(rounds + 1):
-        for name, run in [*runs.items(), ("read", case.read)]:
+        for name, run in [("read", case.read), *runs.items()]:
             times[name].append(milliseconds(run, len(case.layers)))
     for _ in range(SDPA_ROUNDS + 1):  # afterwards: PyTorch's threads keep the cores busy for a while
         for count in (rows[0], rows[-1]):
             times[f"sdpa {count} rows"].append(milliseconds(case.sdpa(count), 1))
     medians = {name: statistics.median(found[1:]) for name, found in times.items()}  # the first round warms up
-    one = medians[f"{rows[0]} rows"]
+    one = f"{rows[0]} rows"
     return {
         "batch": case.batch,
         "context": case.context,
@@ -110,8 +116,8 @@ def measure(case: Case, rows: list[int], rounds: int) -> dict[str, Any]:
         "milliseconds": medians,
         "spread": {name: [min(found[1:]), max(found[1:])] for name, found in times.items()},
         "gigabytes_per_second": {name: case.layer_bytes / medians[name] / 1e6 for name in (*runs, "read")},
-        "of_read_bandwidth": medians["read"] / one,
-        "times_one_row": {name: medians[name] / one for name in runs},
+        "of_read_bandwidth": ratio(times["read"], times[one]),
+        "times_one_row": {name: ratio(times[name], times[one]) for name in runs},
     }
 
 

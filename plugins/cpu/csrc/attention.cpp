@@ -6,25 +6,37 @@
 
 namespace magicdec {
 
+namespace {
+
+constexpr int64_t kOverhead = 12; // rows whose arithmetic takes as long as reading and packing a tile
+
+int64_t length_of(const AttentionSequence &sequence) { return sequence.cache_len + sequence.num_rows; }
+
+} // namespace
+
 void AttentionPlan::prepare(const AttentionArgs &args, int num_threads) {
     items.clear(), merges.clear();
     const int64_t group = args.num_heads / args.num_kv_heads;
-    // With work enough for all threads a split need not be an item of its own.
+    // With work enough for all threads a sequence's splits need not be items of their own.
     const bool whole = args.num_sequences * args.num_kv_heads >= 6 * num_threads;
-    for (int32_t sequence = 0; sequence < args.num_sequences; ++sequence) {
-        const AttentionSequence &here = args.sequences[sequence];
-        if (here.num_rows > 0) add(args, sequence, whole || here.num_rows * group > kGroupRows);
+    int64_t splits = 0;
+    for (int64_t index = 0; index < args.num_sequences; ++index)
+        splits += num_splits(length_of(args.sequences[index])) * args.num_kv_heads;
+    for (int32_t index = 0; index < args.num_sequences; ++index) {
+        const AttentionSequence &here = args.sequences[index];
+        if (here.num_rows == 0) continue;
+        if (whole || here.num_rows * group > kGroupRows || num_splits(length_of(here)) == 1) add_whole(args, index);
+        else add_split(args, index, splits / (2 * num_threads));
     }
     int64_t needed = 0;
     for (const AttentionItem &item : items)
-        if (item.merge >= 0) needed += round_up(partial_size(item.rows, args.head_size), 16);
+        if (item.merge >= 0) needed += (item.last_split - item.first_split) * partial_size(item.rows, args.head_size);
     float *memory = partial_memory_.reserve(needed);
-    partials.clear();
     for (AttentionItem &item : items)
         if (item.merge >= 0) {
+            if (item.first_split == 0) merges[item.merge].partials = memory;
             item.partial = memory;
-            memory += round_up(partial_size(item.rows, args.head_size), 16);
-            partials.push_back(item.partial);
+            memory += (item.last_split - item.first_split) * partial_size(item.rows, args.head_size);
         }
     if (static_cast<int64_t>(merges.size()) > merges_size_) {
         merges_size_ = static_cast<int64_t>(merges.size());
@@ -36,29 +48,34 @@ void AttentionPlan::prepare(const AttentionArgs &args, int num_threads) {
     thread_memory = thread_memory_.reserve(thread_size * num_threads);
 }
 
-// whole: each item has some of the rows and all their splits; otherwise all of the rows and one split.
-void AttentionPlan::add(const AttentionArgs &args, int32_t sequence, bool whole) {
+// Each item has some of the rows and all their splits.
+void AttentionPlan::add_whole(const AttentionArgs &args, int32_t sequence) {
     const AttentionSequence &here = args.sequences[sequence];
     const int64_t group = args.num_heads / args.num_kv_heads, rows = here.num_rows * group;
-    const int64_t length = here.cache_len + here.num_rows, splits = num_splits(length);
-    constexpr int64_t kOverhead = 12; // rows whose arithmetic takes as long as reading and packing a tile
+    const int64_t parts = (rows + kGroupRows - 1) / kGroupRows;
+    for (int32_t head = 0; head < args.num_kv_heads; ++head)
+        for (int64_t part = 0; part < parts; ++part) {
+            const int64_t first = rows * part / parts, last = rows * (part + 1) / parts;
+            const int64_t seen = here.tree ? length_of(here) : here.cache_len + (last - 1) / group + 1;
+            items.push_back({sequence, head, first, last - first, 0, num_splits(seen), seen * (last - first + kOverhead), -1, nullptr});
+        }
+}
+
+// Each item has all of the rows and some splits that follow each other, at most `most`: memory is read the faster the
+// longer a thread stays with a KV head, and the short items come last, so that the threads end together.
+void AttentionPlan::add_split(const AttentionArgs &args, int32_t sequence, int64_t most) {
+    const AttentionSequence &here = args.sequences[sequence];
+    const int64_t rows = here.num_rows * (args.num_heads / args.num_kv_heads);
+    const int64_t length = length_of(here), splits = num_splits(length);
     for (int32_t head = 0; head < args.num_kv_heads; ++head) {
-        if (whole || splits == 1) {
-            const int64_t parts = (rows + kGroupRows - 1) / kGroupRows;
-            for (int64_t part = 0; part < parts; ++part) {
-                const int64_t first = rows * part / parts, last = rows * (part + 1) / parts;
-                const int64_t seen = here.cache_len + (last - 1) / group + 1;
-                items.push_back({sequence, head, first, last - first, -1, seen * (last - first + kOverhead), -1, nullptr});
-            }
-            continue;
+        const int32_t merge = static_cast<int32_t>(merges.size());
+        int64_t count = 0;
+        for (int64_t first = 0, last; first < splits; first = last, ++count) {
+            last = first + std::clamp<int64_t>((splits - first) / 2, 1, std::max<int64_t>(most, 1));
+            const int64_t keys = std::min(split_start(last), length) - split_start(first);
+            items.push_back({sequence, head, 0, rows, first, last, keys * (rows + kOverhead), merge, nullptr});
         }
-        const int64_t first_item = merges.empty() ? 0 : merges.back().first_item + merges.back().num_items;
-        for (int64_t split = 0; split < splits; ++split) {
-            const int64_t keys = std::min(split_start(split + 1), length) - split_start(split);
-            const int32_t merge = static_cast<int32_t>(merges.size());
-            items.push_back({sequence, head, 0, rows, split, keys * (rows + kOverhead), merge, nullptr});
-        }
-        merges.push_back({first_item, splits});
+        merges.push_back({nullptr, splits, count});
     }
 }
 

@@ -80,19 +80,20 @@ class Scratch {
 struct AttentionItem {
     int32_t sequence, kv_head;
     int64_t first, rows;
-    int64_t split; // -1: all splits, one after the other
+    int64_t first_split, last_split; // one after the other, the last one excluded
     int64_t cost;
-    int32_t merge;  // index of the merge that it belongs to, -1: none
-    float *partial; // its result, for the merge: see partial_size
+    int32_t merge;  // index of the merge that it belongs to; -1: these are all splits, and the item merges them
+    float *partial; // the splits' results for the merge, one behind the other: see partial_size
 };
 
-// The splits of all rows of a (sequence, KV head), merged by the thread that finishes the last of them.
+// The splits of all rows of a (sequence, KV head), merged by the thread that finishes the last of its items.
 struct AttentionMerge {
-    int64_t first_item, num_items; // in AttentionPlan::partials, in order of position
+    float *partials; // in order of position
+    int64_t num_splits, num_items;
 };
 
-// Sums [rows, padded], maxima [rows] and denominators [rows].
-static inline int64_t partial_size(int64_t rows, int64_t head_size) { return rows * (padded(head_size) + 2); }
+// Sums [rows, padded], maxima [rows] and denominators [rows], rounded up to whole cache lines.
+static inline int64_t partial_size(int64_t rows, int64_t head_size) { return round_up(rows * (padded(head_size) + 2), 16); }
 
 // Who computes what, and the memory for it. Made once for a step: it does not depend on the layer.
 class AttentionPlan {
@@ -102,13 +103,13 @@ class AttentionPlan {
 
     std::vector<AttentionItem> items; // in the order in which threads take them
     std::vector<AttentionMerge> merges;
-    std::vector<float *> partials;
     std::unique_ptr<std::atomic<int64_t>[]> remaining; // for each merge: items to come
     float *thread_memory; // of the first thread
     int64_t thread_size;  // from thread to thread
 
   private:
-    void add(const AttentionArgs &args, int32_t sequence, bool whole);
+    void add_whole(const AttentionArgs &args, int32_t sequence);
+    void add_split(const AttentionArgs &args, int32_t sequence, int64_t most);
 
     Scratch thread_memory_, partial_memory_;
     int64_t merges_size_ = 0;

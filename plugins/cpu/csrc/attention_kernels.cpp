@@ -82,22 +82,24 @@ template <class Query> void write(const AttentionArgs &args, const AttentionItem
 // One thread's attention.
 template <class Query, class Cache, class Operand> class Worker {
   public:
-    Worker(const AttentionArgs &args, float *memory)
-        : args_(args), group_(args.num_heads / args.num_kv_heads), width_(padded(args.head_size)), query_(memory),
+    // next: the index of the first of the plan's items that no thread has taken.
+    Worker(const AttentionArgs &args, const AttentionPlan &plan, const std::atomic<int64_t> &next, float *memory)
+        : args_(args), plan_(plan), next_(next), group_(args.num_heads / args.num_kv_heads), width_(padded(args.head_size)), query_(memory),
           tile_(query_ + kGroupRows * width_), scores_(tile_ + kTile * width_),
           denominators_(scores_ + kGroupRows * kTile), factors_(denominators_ + kGroupRows * kLanes),
           state_(factors_ + kGroupRows + 16), split_(state_ + kGroupRows * (width_ + 2)) {}
 
-    // following: the item that is likely to come next, or null.
-    void run(const AttentionItem &item, const AttentionItem *following) {
+    void run(const AttentionItem &item) {
         const AttentionSequence &sequence = args_.sequences[item.sequence];
-        following_ = following;
         pack_query<Query, Operand>(args_, sequence, item, query_);
-        if (item.split >= 0) return run_split(sequence, item, item.split, State(item.partial, item.rows, width_));
+        if (item.merge >= 0) {
+            for (int64_t index = item.first_split; index < item.last_split; ++index)
+                run_split(sequence, item, index, partial(item, item.partial, index - item.first_split));
+            return;
+        }
         const State state(state_, item.rows, width_), split(split_, item.rows, width_);
         state.clear(item.rows, width_);
-        const int64_t splits = num_splits(length(sequence, item));
-        for (int64_t index = 0; index < splits; ++index) {
+        for (int64_t index = item.first_split; index < item.last_split; ++index) {
             run_split(sequence, item, index, split);
             merge(state, split, item.rows, width_);
         }
@@ -105,17 +107,22 @@ template <class Query, class Cache, class Operand> class Worker {
     }
 
     // The splits of a (sequence, KV head) that `item` is the last of to be finished.
-    void finish(const AttentionPlan &plan, const AttentionItem &item) {
+    void finish(const AttentionItem &item) {
         const State state(state_, item.rows, width_);
         state.clear(item.rows, width_);
-        const AttentionMerge &splits = plan.merges[item.merge];
-        for (int64_t index = 0; index < splits.num_items; ++index)
-            merge(state, State(plan.partials[splits.first_item + index], item.rows, width_), item.rows, width_);
+        const AttentionMerge &splits = plan_.merges[item.merge];
+        for (int64_t index = 0; index < splits.num_splits; ++index)
+            merge(state, partial(item, splits.partials, index), item.rows, width_);
         write<Query>(args_, item, state);
     }
 
   private:
     typedef typename Cache::Element Element;
+
+    // The state of one of the splits whose states begin at `first`.
+    State partial(const AttentionItem &item, float *first, int64_t split) const {
+        return State(first + split * partial_size(item.rows, args_.head_size), item.rows, width_);
+    }
 
     // Entries that the last row of the item may see.
     int64_t length(const AttentionSequence &sequence, const AttentionItem &item) const {
@@ -145,7 +152,7 @@ template <class Query, class Cache, class Operand> class Worker {
         const float *query = query_ + skipped * depth;
         multiply_parts<Operand>(
             rows, padded_count / kLanes, {query, depth, tile_, kTile, depth, nullptr, scores, kTile}, ahead_,
-            ahead_.left() - ahead_.count / 4
+            ahead_.left() - ahead_.count * 3 / 8
         );
         mask(sequence, item, start, padded_count, skipped);
         const int64_t share = ahead_.left() / (2 * rows) + 1;
@@ -165,14 +172,21 @@ template <class Query, class Cache, class Operand> class Worker {
 
     // Ask for the keys of the tile that comes after this one: of this item, or of the next.
     void plan_next_keys(const AttentionSequence &sequence, const AttentionItem &item, int64_t start) {
-        const bool here = start < (item.split < 0 ? length(sequence, item) : std::min(split_start(item.split + 1), length(sequence, item)));
-        if (!here && following_ == nullptr) return ahead_.clear();
-        const AttentionItem &next = here ? item : *following_;
+        const bool here = start < std::min(split_start(item.last_split), length(sequence, item));
+        const AttentionItem *following = here ? &item : untaken();
+        if (following == nullptr) return ahead_.clear();
+        const AttentionItem &next = *following;
         const AttentionSequence &its = args_.sequences[next.sequence];
-        const int64_t first = here ? start : next.split < 0 ? 0 : split_start(next.split);
+        const int64_t first = here ? start : split_start(next.first_split);
         const int64_t count = std::min(kTile, length(its, next) - first);
         next_rows_.find(its, args_, first, count, count);
         ahead_.plan(head(args_.keys, next), next_rows_, count, args_.head_size);
+    }
+
+    // The item that this thread is likely to take next, or null. To be asked as late as can be: the others take items too.
+    const AttentionItem *untaken() const {
+        const int64_t index = next_.load(std::memory_order_relaxed);
+        return index < static_cast<int64_t>(plan_.items.size()) ? &plan_.items[index] : nullptr;
     }
 
     const Element *head(const void *cache, const AttentionItem &item) const {
@@ -236,9 +250,10 @@ template <class Query, class Cache, class Operand> class Worker {
 #endif
 
     const AttentionArgs &args_;
+    const AttentionPlan &plan_;
+    const std::atomic<int64_t> &next_;
     const int64_t group_, width_;
     const bool full_ = args_.head_size == width_;
-    const AttentionItem *following_ = nullptr;
     TileRows rows_, next_rows_;
     Prefetch ahead_;
     float *query_, *tile_, *scores_, *denominators_, *factors_, *state_, *split_;
@@ -246,18 +261,17 @@ template <class Query, class Cache, class Operand> class Worker {
 
 template <class Query, class Cache, class Operand>
 int64_t work(const AttentionArgs &args, AttentionPlan &plan, const Team &team, std::atomic<int64_t> &next) {
-    Worker<Query, Cache, Operand> worker(args, plan.thread_memory + team.index * plan.thread_size);
+    Worker<Query, Cache, Operand> worker(args, plan, next, plan.thread_memory + team.index * plan.thread_size);
     const int64_t count = static_cast<int64_t>(plan.items.size());
     int64_t index, done = 0;
     for (; (index = next.fetch_add(1, std::memory_order_relaxed)) < count; ++done) {
         const AttentionItem &item = plan.items[index];
-        const int64_t following = next.load(std::memory_order_relaxed);
-        worker.run(item, following < count ? &plan.items[following] : nullptr);
+        worker.run(item);
         if (item.merge < 0) continue;
         std::atomic<int64_t> &remaining = plan.remaining[item.merge];
         if (remaining.fetch_sub(1, std::memory_order_acq_rel) != 1) continue;
         remaining.store(plan.merges[item.merge].num_items, std::memory_order_relaxed); // for the next layer
-        worker.finish(plan, item);
+        worker.finish(item);
     }
     return done;
 }

@@ -135,7 +135,7 @@ void pack_keys(
 ) {
     const int64_t depth = padded(head_size) / Operand::kNumbers;
     for (int64_t key = 0; key < count; key += kLanes) {
-        ahead.issue(kLanes / 4);
+        ahead.issue(kLanes * 3 / 8);
         for (int64_t d = 0; d < depth; d += kLanes) {
             Floats x[kLanes];
             UNROLL for (int i = 0; i < kLanes; ++i)
