@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
+
 from magicdec.runtime.draft import NO_DRAFT, Draft
 from magicdec.runtime.request import Request
 from magicdec.runtime.scheduler import ScheduledRequest
@@ -31,48 +33,55 @@ class NGramProposer:
         self.vocab_size = vocab_size
         self.min_ngram = min_ngram
         self.max_ngram = max_ngram
-        self._indexes: dict[str, _NGramIndex] = {}
+        self._histories: dict[str, _History] = {}
 
     def propose(self, scheduled: Sequence[ScheduledRequest]) -> list[Draft]:
         """Look up a continuation for each request that may draft."""
         return [self._propose(entry) for entry in scheduled]
 
     def release(self, request: Request) -> None:
-        """Drop the request's index."""
-        self._indexes.pop(request.request_id, None)
+        """Drop the request's tokens."""
+        self._histories.pop(request.request_id, None)
 
     def _propose(self, entry: ScheduledRequest) -> Draft:
         if entry.num_draft_tokens == 0:
             return NO_DRAFT
         request = entry.request
-        index = self._indexes.setdefault(request.request_id, _NGramIndex(self.min_ngram, self.max_ngram))
-        return Draft(index.continuation(request.token_ids, entry.num_draft_tokens))
+        history = self._histories.setdefault(request.request_id, _History())
+        return Draft(history.continuation(request.token_ids, entry.num_draft_tokens, self.min_ngram, self.max_ngram))
 
 
-class _NGramIndex:
-    """Where each n-gram of a sequence last ended; grows with the sequence, so a look-up does not scan it."""
+class _History:
+    """A request's tokens where they can be searched; grows with the request.
 
-    def __init__(self, min_ngram: int, max_ngram: int) -> None:
-        self._sizes = range(max_ngram, min_ngram - 1, -1)
-        self._ends: dict[tuple[int, ...], int] = {}
-        self._num_indexed = 0
+    A search reads them all, which takes microseconds. Keeping where each n-gram last stood takes thousands of times as
+    long and much memory for every prompt, which only thousands of look-ups would earn back.
+    """
 
-    def continuation(self, token_ids: list[int], num_tokens: int) -> list[int]:
-        """Up to num_tokens tokens that followed the latest earlier occurrence of the sequence's last n-gram."""
-        self._update(token_ids)
-        for size in self._sizes:
-            end = self._ends.get(tuple(token_ids[-size:])) if len(token_ids) > size else None
-            if end is not None:
-                return token_ids[end : end + num_tokens]
-        return []
+    def __init__(self) -> None:
+        self._tokens = np.empty(0, dtype=np.int64)
+        self._length = 0
 
-    def _update(self, token_ids: list[int]) -> None:
-        """Index all n-grams that end before the last token; the last one is what is looked up."""
-        for end in range(self._num_indexed + 1, len(token_ids)):
-            for size in self._sizes:
-                if end >= size:
-                    self._ends[tuple(token_ids[end - size : end])] = end
-        self._num_indexed = max(self._num_indexed, len(token_ids) - 1)
+    def continuation(self, token_ids: list[int], num_tokens: int, min_ngram: int, max_ngram: int) -> list[int]:
+        """Up to num_tokens tokens that followed the latest earlier occurrence of the longest n-gram at the end."""
+        self._append(token_ids[self._length :])
+        tokens = self._tokens[: self._length]
+        ends, found = np.flatnonzero(tokens[:-1] == tokens[-1]) + 1, None
+        for size in range(1, max_ngram + 1):
+            ends = ends[ends >= size]
+            ends = ends[tokens[ends - size] == tokens[-size]]
+            if not len(ends):
+                break
+            if size >= min_ngram:
+                found = int(ends[-1])
+        return [] if found is None else token_ids[found : found + num_tokens]
+
+    def _append(self, new: list[int]) -> None:
+        length = self._length + len(new)
+        if length > len(self._tokens):
+            self._tokens = np.concatenate([self._tokens[: self._length], np.empty(length, dtype=np.int64)])
+        self._tokens[self._length : length] = new
+        self._length = length
 
 
 class PlainProposer:

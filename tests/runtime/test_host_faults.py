@@ -17,7 +17,7 @@ from magicdec.runtime.block_tables import BlockTables
 from magicdec.runtime.cyclic_cache import CyclicCache
 from magicdec.runtime.draft_cache import CyclicDraftCache, TargetWindow
 from magicdec.runtime.engine import Engine
-from magicdec.runtime.proposer import _NGramIndex
+from magicdec.runtime.proposer import _History
 from magicdec.runtime.request import Request
 from magicdec.runtime.scheduler import Scheduler
 from tests.runtime import test_block_manager as block_manager_tests
@@ -224,11 +224,18 @@ FAULTS = {
         "pass",
         (lambda: engine_tests.test_forced_preemption("in_cache", 28, 1.0),),
     ),
-    "the last n-gram finds itself": Fault(
-        _NGramIndex,
-        "_update",
-        "self._num_indexed + 1, len(token_ids))",
-        "self._num_indexed + 1, len(token_ids) + 1)",
+    "an n-gram that is too short counts": Fault(
+        _History,
+        "continuation",
+        "size >= min_ngram",
+        "size >= min_ngram - 1",
+        (ngram_tests.test_same_as_a_naive_search,),
+    ),
+    "the first n-gram is taken, not the latest": Fault(
+        _History,
+        "continuation",
+        "int(ends[-1])",
+        "int(ends[0])",
         (ngram_tests.test_same_as_a_naive_search,),
     ),
 }
