@@ -54,8 +54,8 @@ class NGramProposer:
 class _History:
     """A request's tokens where they can be searched; grows with the request.
 
-    A search reads them all, which takes microseconds. Keeping where each n-gram last stood takes thousands of times as
-    long and much memory for every prompt, which only thousands of look-ups would earn back.
+    A search reads them all, which takes microseconds. To note where each n-gram last stood takes hundreds of times as
+    long and much memory for every prompt, and only hundreds of look-ups in it would earn that back.
     """
 
     def __init__(self) -> None:
