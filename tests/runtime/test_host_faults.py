@@ -224,6 +224,13 @@ FAULTS = {
         "pass",
         (lambda: engine_tests.test_forced_preemption("in_cache", 28, 1.0),),
     ),
+    "the last n-gram finds itself": Fault(
+        _History,
+        "continuation",
+        "np.flatnonzero(tokens[:-1] == tokens[-1])",
+        "np.flatnonzero(tokens == tokens[-1])",
+        (ngram_tests.test_long_match_wins_over_a_later_short_one,),
+    ),
     "an n-gram that is too short counts": Fault(
         _History,
         "continuation",

@@ -73,7 +73,7 @@ def test_requests_do_not_mix_and_a_released_one_starts_anew() -> None:
 
 @pytest.mark.parametrize("length", [2_000, 200_000])
 def test_a_look_up_takes_over_only_what_is_new(length: int) -> None:
-    """A list of a prompt's length takes a hundred times as long to read as to search where it was copied to."""
+    """To read a list of a prompt's length takes dozens of times as long as to search the copy."""
     rng = random.Random(0)
     proposer = NGramProposer(toy.VOCAB_SIZE, min_ngram=1, max_ngram=3)
     request = toy.request([rng.randrange(toy.VOCAB_SIZE) for _ in range(length)])
