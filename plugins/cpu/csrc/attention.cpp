@@ -29,15 +29,13 @@ void AttentionPlan::prepare(const AttentionArgs &args, int num_threads) {
         else add_split(args, index, splits / (2 * num_threads));
     }
     int64_t needed = 0;
-    for (const AttentionItem &item : items)
-        if (item.merge >= 0) needed += (item.last_split - item.first_split) * partial_size(item.rows, args.head_size);
+    const auto size_of_merge = [&](const AttentionItem &item) { // counted once, with the first of its items
+        return item.merge >= 0 && item.first_split == 0 ? merges[item.merge].num_splits * partial_size(item.rows, args.head_size) : 0;
+    };
+    for (const AttentionItem &item : items) needed += size_of_merge(item);
     float *memory = partial_memory_.reserve(needed);
-    for (AttentionItem &item : items)
-        if (item.merge >= 0) {
-            if (item.first_split == 0) merges[item.merge].partials = memory;
-            item.partial = memory;
-            memory += (item.last_split - item.first_split) * partial_size(item.rows, args.head_size);
-        }
+    for (const AttentionItem &item : items)
+        if (const int64_t size = size_of_merge(item)) merges[item.merge].partials = memory, memory += size;
     if (static_cast<int64_t>(merges.size()) > merges_size_) {
         merges_size_ = static_cast<int64_t>(merges.size());
         remaining = std::make_unique<std::atomic<int64_t>[]>(merges.size());
@@ -57,7 +55,7 @@ void AttentionPlan::add_whole(const AttentionArgs &args, int32_t sequence) {
         for (int64_t part = 0; part < parts; ++part) {
             const int64_t first = rows * part / parts, last = rows * (part + 1) / parts;
             const int64_t seen = here.tree ? length_of(here) : here.cache_len + (last - 1) / group + 1;
-            items.push_back({sequence, head, first, last - first, 0, num_splits(seen), seen * (last - first + kOverhead), -1, nullptr});
+            items.push_back({sequence, head, first, last - first, 0, num_splits(seen), seen * (last - first + kOverhead), -1});
         }
 }
 
@@ -73,7 +71,7 @@ void AttentionPlan::add_split(const AttentionArgs &args, int32_t sequence, int64
         for (int64_t first = 0, last; first < splits; first = last, ++count) {
             last = first + std::clamp<int64_t>((splits - first) / 2, 1, std::max<int64_t>(most, 1));
             const int64_t keys = std::min(split_start(last), length) - split_start(first);
-            items.push_back({sequence, head, 0, rows, first, last, keys * (rows + kOverhead), merge, nullptr});
+            items.push_back({sequence, head, 0, rows, first, last, keys * (rows + kOverhead), merge});
         }
         merges.push_back({nullptr, splits, count});
     }

@@ -82,13 +82,12 @@ struct AttentionItem {
     int64_t first, rows;
     int64_t first_split, last_split; // one after the other, the last one excluded
     int64_t cost;
-    int32_t merge;  // index of the merge that it belongs to; -1: these are all splits, and the item merges them
-    float *partial; // the splits' results for the merge, one behind the other: see partial_size
+    int32_t merge; // index of the merge that it belongs to; -1: these are all splits, and the item merges them
 };
 
 // The splits of all rows of a (sequence, KV head), merged by the thread that finishes the last of its items.
 struct AttentionMerge {
-    float *partials; // in order of position
+    float *partials; // the splits' results in order of position: see partial_size
     int64_t num_splits, num_items;
 };
 

@@ -94,7 +94,7 @@ template <class Query, class Cache, class Operand> class Worker {
         pack_query<Query, Operand>(args_, sequence, item, query_);
         if (item.merge >= 0) {
             for (int64_t index = item.first_split; index < item.last_split; ++index)
-                run_split(sequence, item, index, partial(item, item.partial, index - item.first_split));
+                run_split(sequence, item, index, partial(item, index));
             return;
         }
         const State state(state_, item.rows, width_), split(split_, item.rows, width_);
@@ -110,18 +110,17 @@ template <class Query, class Cache, class Operand> class Worker {
     void finish(const AttentionItem &item) {
         const State state(state_, item.rows, width_);
         state.clear(item.rows, width_);
-        const AttentionMerge &splits = plan_.merges[item.merge];
-        for (int64_t index = 0; index < splits.num_splits; ++index)
-            merge(state, partial(item, splits.partials, index), item.rows, width_);
+        const int64_t splits = plan_.merges[item.merge].num_splits;
+        for (int64_t index = 0; index < splits; ++index) merge(state, partial(item, index), item.rows, width_);
         write<Query>(args_, item, state);
     }
 
   private:
     typedef typename Cache::Element Element;
 
-    // The state of one of the splits whose states begin at `first`.
-    State partial(const AttentionItem &item, float *first, int64_t split) const {
-        return State(first + split * partial_size(item.rows, args_.head_size), item.rows, width_);
+    // The state of a split that is to be merged.
+    State partial(const AttentionItem &item, int64_t split) const {
+        return State(plan_.merges[item.merge].partials + split * partial_size(item.rows, args_.head_size), item.rows, width_);
     }
 
     // Entries that the last row of the item may see.
