@@ -215,20 +215,23 @@ def random_tree(count: int, seed: int) -> torch.Tensor:
     return seen
 
 
+@pytest.mark.parametrize("head_size", [32, 64, 128])  # few rows of 64 and of 128 have a kernel of their own
 @pytest.mark.parametrize("kind", ["bfloat16", "float32", "float16 over fp8", "bfloat16 over fp8"])
 @pytest.mark.usefixtures("isa")
 @settings(max_examples=4)
 @given(st.data())
-def test_a_row_s_bits_do_not_depend_on_what_shares_its_pass(kind: str, data: st.DataObject) -> None:
+def test_a_row_s_bits_do_not_depend_on_what_shares_its_pass(kind: str, head_size: int, data: st.DataObject) -> None:
     count, cached = data.draw(st.integers(2, 60)), data.draw(st.sampled_from(EDGES))
-    scene = Scene([count], [cached], kind, seed=data.draw(st.integers(0, 1000)))
+    heads = 2 * data.draw(st.integers(1, 6))
+    scene = Scene([count], [cached], kind, heads, head_size=head_size, seed=data.draw(st.integers(0, 1000)))
     whole = scene.run()
     assert not whole.isnan().any()
     first = 0
     while first < count:
         last = min(count, first + data.draw(st.sampled_from([1, 1, 2, 3, 5, 8, 33])))
         others = data.draw(st.lists(st.integers(1, 9), max_size=3))
-        beside = Scene(others, [data.draw(st.sampled_from(EDGES)) for _ in others], kind, seed=1) if others else None
+        its_lens = [data.draw(st.sampled_from(EDGES)) for _ in others]
+        beside = Scene(others, its_lens, kind, heads, head_size=head_size, seed=1) if others else None
         library().magicdec_set_num_threads(data.draw(st.integers(1, 3)))
         assert torch.equal(scene.run_rows(first, last, beside), whole[first:last])
         first = last
@@ -243,13 +246,14 @@ def test_a_long_chunk_has_the_bits_of_its_rows_alone(kind: str) -> None:
         assert torch.equal(scene.run_rows(row, row + 1), whole[row : row + 1])
 
 
+@pytest.mark.parametrize("rows", [2, 12])
 @pytest.mark.usefixtures("isa")
-def test_a_chain_as_a_tree_and_another_block_table_give_the_same_bits() -> None:
-    scene = Scene([12], [250], "bfloat16")
+def test_a_chain_as_a_tree_and_another_block_table_give_the_same_bits(rows: int) -> None:
+    scene = Scene([rows], [255], "bfloat16", head_size=64)
     chain = scene.run()
-    scene.trees = [torch.ones(12, 12, dtype=torch.bool).tril()]
+    scene.trees = [torch.ones(rows, rows, dtype=torch.bool).tril()]
     assert torch.equal(scene.run(), chain)
-    moved = Scene([12], [250], "bfloat16", block_size=4)
+    moved = Scene([rows], [255], "bfloat16", head_size=64, block_size=4)
     moved.query, moved.trees = scene.query, None
     for cache, its in ((moved.keys, scene.keys), (moved.values, scene.values)):
         cache[:, moved.slots(0)] = its[:, scene.slots(0)]

@@ -2,11 +2,14 @@
 // product. See attention.h for what makes a row's result its own.
 //
 // A tile of keys and one of values are put once into the order that `multiply` reads and then serve all rows: the query
-// rows of one sequence times the heads that share the KV head.
+// rows of one sequence times the heads that share the KV head. Few rows have a kernel of their own: attention_few_rows.h.
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
+#include <utility>
 
 #include "attention.h"
+#include "attention_few_rows.h"
 #include "attention_products.h"
 #include "attention_tiles.h"
 #include "isa.h"
@@ -131,9 +134,10 @@ template <class Query, class Cache, class Operand> class Worker {
     void run_split(const AttentionSequence &sequence, const AttentionItem &item, int64_t split, const State &state) {
         state.clear(item.rows, width_);
         std::memset(denominators_, 0, static_cast<size_t>(item.rows * kLanes) * sizeof(float));
-        const int64_t end = std::min(split_start(split + 1), length(sequence, item));
-        for (int64_t start = split_start(split); start < end; start += kTile)
-            run_tile(sequence, item, start, std::min(kTile, end - start), state);
+        const int64_t first = split_start(split), end = std::min(split_start(split + 1), length(sequence, item));
+        if (!run_few(sequence, item, first, end, state))
+            for (int64_t start = first; start < end; start += kTile)
+                run_tile(sequence, item, start, std::min(kTile, end - start), state);
         for (int64_t r = 0; r < item.rows; ++r) state.denominators[r] = sum(load(denominators_ + r * kLanes));
     }
 
@@ -153,11 +157,7 @@ template <class Query, class Cache, class Operand> class Worker {
             rows, padded_count / kLanes, {query, depth, tile_, kTile, depth, nullptr, scores, kTile}, ahead_,
             ahead_.left() - ahead_.count * 3 / 8
         );
-        mask(sequence, item, start, padded_count, skipped);
-        const int64_t share = ahead_.left() / (2 * rows) + 1;
-        for (int64_t r = skipped; r < item.rows; ++r) find_maximum(r, padded_count, state), ahead_.issue(share);
-        for (int64_t r = skipped; r < item.rows; r += kLanes) store(factors_ + r, exp(load(factors_ + r)));
-        for (int64_t r = skipped; r < item.rows; ++r) exponentiate(r, padded_count, state), ahead_.issue(share);
+        scores_to_weights(sequence, item, start, padded_count, skipped, scores_, state);
 
         plan_next_keys(sequence, item, start + count);
         (full_ ? pack_values<Cache, Operand, true> : pack_values<Cache, Operand, false>)(
@@ -169,17 +169,77 @@ template <class Query, class Cache, class Operand> class Worker {
         multiply_parts<Operand>(rows, round_up(head_size, kLanes) / kLanes, product, ahead_, ahead_.left());
     }
 
+    // A split, if there is a kernel for so few rows.
+    bool run_few(const AttentionSequence &sequence, const AttentionItem &item, int64_t start, int64_t end, const State &state) {
+#if defined(MAGICDEC_AVX512)
+        if constexpr (std::is_same_v<Cache, BFloat16>) {
+            if (item.rows <= kFewRows && args_.head_size == 64) return run_few<64>(sequence, item, start, end, state);
+            if (item.rows <= kFewRows && args_.head_size == 128) return run_few<128>(sequence, item, start, end, state);
+        }
+#endif
+        return false;
+    }
+
+#if defined(MAGICDEC_AVX512)
+    template <int HeadSize>
+    bool run_few(const AttentionSequence &sequence, const AttentionItem &item, int64_t start, int64_t end, const State &state) {
+        const auto run = [&]<int... Rows>(std::integer_sequence<int, Rows...>) {
+            return ((item.rows == Rows + 1 && (run_few_rows<HeadSize, Rows + 1>(sequence, item, start, end, state), true)) || ...);
+        };
+        return run(std::make_integer_sequence<int, kFewRows>());
+    }
+
+    template <int HeadSize, int Rows>
+    void run_few_rows(const AttentionSequence &sequence, const AttentionItem &item, int64_t start, int64_t end, const State &state) {
+        using Few = FewRows<HeadSize>;
+        const int64_t count = round_up(end - start, Few::kKeys);
+        rows_.find(sequence, args_, start, end - start, count);
+        const Element *values = head(args_.values, item), *next_keys = find_next_keys(sequence, item, end, Few::kKeys);
+        const int64_t *last_offsets = rows_.offsets + count - Few::kKeys; // where nothing comes, ask for what is here already
+        const Few few = {
+            head(args_.keys, item), values, next_keys ? next_keys : values,
+            rows_.offsets, next_keys ? next_rows_.offsets : last_offsets, count
+        };
+        ahead_.clear();
+        few.template score<Rows>(query_, tile_, scores_);
+        float *scores = scores_;
+        for (int64_t tile = 0, at = 0; at < count; ++tile, at += kTile, scores += Rows * kTile) {
+            scores_to_weights(sequence, item, start + at, std::min(kTile, count - at), 0, scores, state);
+            few.template weigh<Rows>(tile, scores, factors_, state.sums);
+        }
+    }
+#endif
+
+    // Softmax of a tile: scores [rows, kTile] to weights, as operands from each row's beginning on, and factors_.
+    void scores_to_weights(
+        const AttentionSequence &sequence, const AttentionItem &item, int64_t start, int64_t count, int64_t skipped, float *scores,
+        const State &state
+    ) {
+        mask(sequence, item, start, count, skipped, scores);
+        const int64_t share = ahead_.left() / (2 * (item.rows - skipped)) + 1;
+        for (int64_t r = skipped; r < item.rows; ++r) find_maximum(r, count, scores + r * kTile, state), ahead_.issue(share);
+        for (int64_t r = skipped; r < item.rows; r += kLanes) store(factors_ + r, exp(load(factors_ + r)));
+        for (int64_t r = skipped; r < item.rows; ++r) exponentiate(r, count, scores + r * kTile, state), ahead_.issue(share);
+    }
+
     // Ask for the keys of the tile that comes after this one: of this item, or of the next.
     void plan_next_keys(const AttentionSequence &sequence, const AttentionItem &item, int64_t start) {
+        const Element *keys = find_next_keys(sequence, item, start, kTile);
+        keys ? ahead_.plan(keys, next_rows_, next_count_, args_.head_size) : ahead_.clear();
+    }
+
+    // Up to `most` keys that will be read after those before `start`, of this item or of the next. Null where nothing comes;
+    // else next_rows_ are theirs, next_count_ and some up to `most`.
+    const Element *find_next_keys(const AttentionSequence &sequence, const AttentionItem &item, int64_t start, int64_t most) {
         const bool here = start < std::min(split_start(item.last_split), length(sequence, item));
         const AttentionItem *following = here ? &item : untaken();
-        if (following == nullptr) return ahead_.clear();
+        if (following == nullptr) return nullptr;
         const AttentionItem &next = *following;
         const AttentionSequence &its = args_.sequences[next.sequence];
         const int64_t first = here ? start : split_start(next.first_split);
-        const int64_t count = std::min(kTile, length(its, next) - first);
-        next_rows_.find(its, args_, first, count, count);
-        ahead_.plan(head(args_.keys, next), next_rows_, count, args_.head_size);
+        next_count_ = std::min(most, length(its, next) - first);
+        next_rows_.find(its, args_, first, next_count_, most);
+        return head(args_.keys, next);
     }
 
     // The item that this thread is likely to take next, or null. To be asked as late as can be: the others take items too.
@@ -199,13 +259,15 @@ template <class Query, class Cache, class Operand> class Worker {
     }
 
     // Scores of entries that a row may not see: minus infinity.
-    void mask(const AttentionSequence &sequence, const AttentionItem &item, int64_t start, int64_t count, int64_t skipped) {
+    void mask(
+        const AttentionSequence &sequence, const AttentionItem &item, int64_t start, int64_t count, int64_t skipped, float *tile
+    ) {
         const int64_t end = sequence.cache_len + sequence.num_rows;
         if (start + count <= sequence.cache_len + item.first / group_ + 1 && !(sequence.tree && start + count > sequence.cache_len))
             return;
         for (int64_t r = skipped; r < item.rows; ++r) {
             const int64_t row = (item.first + r) / group_;
-            float *scores = scores_ + r * kTile - start;
+            float *scores = tile + r * kTile - start;
             if (sequence.tree) {
                 const uint8_t *seen = sequence.tree + row * sequence.num_rows - sequence.cache_len;
                 for (int64_t p = std::max(start, sequence.cache_len); p < std::min(start + count, end); ++p)
@@ -217,8 +279,7 @@ template <class Query, class Cache, class Operand> class Worker {
     }
 
     // The new maximum, and the exponent of what the old one's sums are worth.
-    void find_maximum(int64_t r, int64_t count, const State &state) {
-        const float *scores = scores_ + r * kTile;
+    void find_maximum(int64_t r, int64_t count, const float *scores, const State &state) {
         Floats top = load(scores);
         for (int64_t i = kLanes; i < count; i += kLanes) top = max(top, load(scores + i));
         const float maximum = std::max(state.maxima[r], greatest(top));
@@ -227,8 +288,8 @@ template <class Query, class Cache, class Operand> class Worker {
     }
 
     // Scores to weights, as operands from the row's beginning on.
-    void exponentiate(int64_t r, int64_t count, const State &state) {
-        float *scores = scores_ + r * kTile, *denominator = denominators_ + r * kLanes;
+    void exponentiate(int64_t r, int64_t count, float *scores, const State &state) {
+        float *denominator = denominators_ + r * kLanes;
         const Floats maximum = all(state.maxima[r]);
         Floats total = load(denominator) * all(factors_[r]);
         constexpr int kStep = Operand::kNumbers * kLanes;
@@ -254,6 +315,7 @@ template <class Query, class Cache, class Operand> class Worker {
     const int64_t group_, width_;
     const bool full_ = args_.head_size == width_;
     TileRows rows_, next_rows_;
+    int64_t next_count_ = 0;
     Prefetch ahead_;
     float *query_, *tile_, *scores_, *denominators_, *factors_, *state_, *split_;
 };

@@ -69,9 +69,9 @@ inline Floats load_part(const typename Cache::Element *row, int64_t at, int64_t 
     return Loader<Cache, Operand>::load(part);
 }
 
-// Where the rows of a tile stand, in elements from the first slot of a KV head on.
+// Where the rows of a tile, or of a split, stand: elements from the first slot of a KV head on.
 struct TileRows {
-    int64_t offsets[kTile];
+    int64_t offsets[kMaxSplit];
 
     // Entries start .. start + count; then, up to `end`, the first of them again: what is masked needs a number only.
     void find(const AttentionSequence &sequence, const AttentionArgs &args, int64_t start, int64_t count, int64_t end) {
