@@ -60,7 +60,8 @@ void AttentionPlan::add_whole(const AttentionArgs &args, int32_t sequence) {
 }
 
 // Each item has all of the rows and some splits that follow each other, at most `most`: memory is read the faster the
-// longer a thread stays with a KV head, and the short items come last, so that the threads end together.
+// longer a thread stays with a KV head, and the short items, in the end the short first splits, come last, so that the
+// threads end together.
 void AttentionPlan::add_split(const AttentionArgs &args, int32_t sequence, int64_t most) {
     const AttentionSequence &here = args.sequences[sequence];
     const int64_t rows = here.num_rows * (args.num_heads / args.num_kv_heads);
@@ -68,8 +69,8 @@ void AttentionPlan::add_split(const AttentionArgs &args, int32_t sequence, int64
     for (int32_t head = 0; head < args.num_kv_heads; ++head) {
         const int32_t merge = static_cast<int32_t>(merges.size());
         int64_t count = 0;
-        for (int64_t first = 0, last; first < splits; first = last, ++count) {
-            last = first + std::clamp<int64_t>((splits - first) / 2, 1, std::max<int64_t>(most, 1));
+        for (int64_t last = splits, first; last > 0; last = first, ++count) {
+            first = last - std::clamp<int64_t>(last / 2, 1, std::max<int64_t>(most, 1));
             const int64_t keys = std::min(split_start(last), length) - split_start(first);
             items.push_back({sequence, head, 0, rows, first, last, keys * (rows + kOverhead), merge});
         }
