@@ -246,6 +246,21 @@ def test_a_long_chunk_has_the_bits_of_its_rows_alone(kind: str) -> None:
         assert torch.equal(scene.run_rows(row, row + 1), whole[row : row + 1])
 
 
+@pytest.mark.parametrize("head_size", [32, 64, 128])
+@pytest.mark.usefixtures("isa")
+def test_few_rows_are_rounded_as_many_are(head_size: int) -> None:
+    """Every value has its opposite, so that little but rounding is left of a sum: bits that bfloat16 else hides."""
+    scene = Scene([40], [600], "bfloat16", head_size=head_size)
+    slots = torch.tensor(scene.slots(0))
+    one, other = slots[:600][torch.randperm(600, generator=torch.Generator().manual_seed(1))].view(2, 300)
+    scene.keys[:, other], scene.values[:, other] = scene.keys[:, one], -scene.values[:, one]
+    scene.values[:, slots[600:]] = 0
+    whole = scene.run()
+    assert 0 < whole.abs().max() < 0.01
+    for row in range(40):
+        assert torch.equal(scene.run_rows(row, row + 1), whole[row : row + 1])
+
+
 @pytest.mark.parametrize("rows", [2, 12])
 @pytest.mark.usefixtures("isa")
 def test_a_chain_as_a_tree_and_another_block_table_give_the_same_bits(rows: int) -> None:

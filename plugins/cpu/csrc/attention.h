@@ -45,8 +45,8 @@ constexpr int64_t kTile = 128;     // keys
 constexpr int64_t kMaxHeadSize = 1024;
 constexpr int64_t kGroupRows = 96; // rows (query rows x heads of a KV head) that share a tile's loads
 
+constexpr int64_t kMaxSplit = 1024; // keys
 // Where split i begins: short ones first, so that a short sequence has work for several threads too.
-constexpr int64_t kMaxSplit = 1024;
 static inline int64_t split_start(int64_t i) { return i == 0 ? 0 : i < 3 ? 128 << i : kMaxSplit * (i - 2); }
 static inline int64_t num_splits(int64_t length) {
     int64_t count = 0;

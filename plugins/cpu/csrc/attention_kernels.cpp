@@ -194,7 +194,7 @@ template <class Query, class Cache, class Operand> class Worker {
         using Few = FewRows<HeadSize>;
         const int64_t count = round_up(end - start, Few::kKeys);
         rows_.find(sequence, args_, start, end - start, count);
-        const Element *values = head(args_.values, item), *next_keys = find_next_keys(sequence, item, end, Few::kKeys);
+        const Element *values = head(args_.values, item), *next_keys = find_next_keys(sequence, item, end, Few::kKeys).cache;
         const int64_t *last_offsets = rows_.offsets + count - Few::kKeys; // where nothing comes, ask for what is here already
         const Few few = {
             head(args_.keys, item), values, next_keys ? next_keys : values,
@@ -224,22 +224,27 @@ template <class Query, class Cache, class Operand> class Worker {
 
     // Ask for the keys of the tile that comes after this one: of this item, or of the next.
     void plan_next_keys(const AttentionSequence &sequence, const AttentionItem &item, int64_t start) {
-        const Element *keys = find_next_keys(sequence, item, start, kTile);
-        keys ? ahead_.plan(keys, next_rows_, next_count_, args_.head_size) : ahead_.clear();
+        const auto [keys, count] = find_next_keys(sequence, item, start, kTile);
+        keys ? ahead_.plan(keys, next_rows_, count, args_.head_size) : ahead_.clear();
     }
 
-    // Up to `most` keys that will be read after those before `start`, of this item or of the next. Null where nothing comes;
-    // else next_rows_ are theirs, next_count_ and some up to `most`.
-    const Element *find_next_keys(const AttentionSequence &sequence, const AttentionItem &item, int64_t start, int64_t most) {
+    struct NextKeys {
+        const Element *cache;
+        int64_t count;
+    };
+
+    // Up to `most` keys that will be read after those before `start`, of this item or of the next, and in next_rows_ where
+    // they stand, filled up to `most`. Null where nothing comes.
+    NextKeys find_next_keys(const AttentionSequence &sequence, const AttentionItem &item, int64_t start, int64_t most) {
         const bool here = start < std::min(split_start(item.last_split), length(sequence, item));
         const AttentionItem *following = here ? &item : untaken();
-        if (following == nullptr) return nullptr;
+        if (following == nullptr) return {nullptr, 0};
         const AttentionItem &next = *following;
         const AttentionSequence &its = args_.sequences[next.sequence];
         const int64_t first = here ? start : split_start(next.first_split);
-        next_count_ = std::min(most, length(its, next) - first);
-        next_rows_.find(its, args_, first, next_count_, most);
-        return head(args_.keys, next);
+        const int64_t count = std::min(most, length(its, next) - first);
+        next_rows_.find(its, args_, first, count, most);
+        return {head(args_.keys, next), count};
     }
 
     // The item that this thread is likely to take next, or null. To be asked as late as can be: the others take items too.
@@ -315,7 +320,6 @@ template <class Query, class Cache, class Operand> class Worker {
     const int64_t group_, width_;
     const bool full_ = args_.head_size == width_;
     TileRows rows_, next_rows_;
-    int64_t next_count_ = 0;
     Prefetch ahead_;
     float *query_, *tile_, *scores_, *denominators_, *factors_, *state_, *split_;
 };
