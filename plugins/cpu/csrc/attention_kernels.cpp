@@ -173,6 +173,7 @@ template <class Query, class Cache, class Operand> class Worker {
     bool run_few(const AttentionSequence &sequence, const AttentionItem &item, int64_t start, int64_t end, const State &state) {
 #if defined(MAGICDEC_AVX512)
         if constexpr (std::is_same_v<Cache, BFloat16>) {
+            if (args_.block_size % kLanes != 0) return false;
             if (item.rows <= kFewRows && args_.head_size == 64) return run_few<64>(sequence, item, start, end, state);
             if (item.rows <= kFewRows && args_.head_size == 128) return run_few<128>(sequence, item, start, end, state);
         }
@@ -192,20 +193,42 @@ template <class Query, class Cache, class Operand> class Worker {
     template <int HeadSize, int Rows>
     void run_few_rows(const AttentionSequence &sequence, const AttentionItem &item, int64_t start, int64_t end, const State &state) {
         using Few = FewRows<HeadSize>;
-        const int64_t count = round_up(end - start, Few::kKeys);
-        rows_.find(sequence, args_, start, end - start, count);
-        const Element *values = head(args_.values, item), *next_keys = find_next_keys(sequence, item, end, Few::kKeys).cache;
-        const int64_t *last_offsets = rows_.offsets + count - Few::kKeys; // where nothing comes, ask for what is here already
-        const Few few = {
+        const int64_t count = end - start, padded = round_up(count, Few::kKeys);
+        groups_.find(sequence, args_, start, count, padded);
+        const Element *values = head(args_.values, item), *next_keys = find_next_keys(next_groups_, sequence, item, end, Few::kKeys).cache;
+        const int64_t *last_groups = groups_.offsets + (padded - Few::kKeys) / EntryGroups::kEntries;
+        const Few few = { // where nothing comes, ask for what is here already
             head(args_.keys, item), values, next_keys ? next_keys : values,
-            rows_.offsets, next_keys ? next_rows_.offsets : last_offsets, count
+            groups_.offsets, next_keys ? next_groups_.offsets : last_groups, count, padded
         };
-        ahead_.clear();
         few.template score<Rows>(query_, tile_, scores_);
-        float *scores = scores_;
-        for (int64_t tile = 0, at = 0; at < count; ++tile, at += kTile, scores += Rows * kTile) {
-            scores_to_weights(sequence, item, start + at, std::min(kTile, count - at), 0, scores, state);
-            few.template weigh<Rows>(tile, scores, factors_, state.sums);
+
+        // A tile's softmax: step 0 finds the maxima, each of the others makes some of the weights.
+        constexpr int64_t kSteps = 1 + kTile / kWeights;
+        static_assert(kSteps <= Few::kAsides);
+        const auto soften = [&](int64_t tile, int64_t step) {
+            const int64_t at = tile * kTile, size = std::min(kTile, padded - at), i = (step - 1) * kWeights;
+            float *scores = scores_ + tile * (Rows * kTile), *keep = factors_ + tile % 2 * kLanes;
+            if (step == 0) {
+                mask(sequence, item, start + at, size, 0, scores);
+                UNROLL for (int r = 0; r < Rows; ++r) keep[r] = find_maximum(r, size, scores + r * kTile, state);
+                store(keep, exp(load(keep)));
+                UNROLL for (int r = 0; r < Rows; ++r)
+                    store(denominators_ + r * kLanes, load(denominators_ + r * kLanes) * all(keep[r]));
+            } else if (i < size) {
+                UNROLL for (int r = 0; r < Rows; ++r) {
+                    float *denominator = denominators_ + r * kLanes;
+                    store(denominator, next_weights(scores + r * kTile, i, all(state.maxima[r]), load(denominator)));
+                }
+            }
+        };
+        for (int64_t step = 0; step < kSteps; ++step) soften(0, step);
+        for (int64_t tile = 0; tile * kTile < padded; ++tile) {
+            const bool more = (tile + 1) * kTile < padded;
+            const float *weights = scores_ + tile * (Rows * kTile), *keep = factors_ + tile % 2 * kLanes;
+            few.template weigh<Rows>(tile, weights, keep, state.sums, [&](int64_t part) {
+                if (more && part < kSteps) soften(tile + 1, part);
+            });
         }
     }
 #endif
@@ -217,14 +240,14 @@ template <class Query, class Cache, class Operand> class Worker {
     ) {
         mask(sequence, item, start, count, skipped, scores);
         const int64_t share = ahead_.left() / (2 * (item.rows - skipped)) + 1;
-        for (int64_t r = skipped; r < item.rows; ++r) find_maximum(r, count, scores + r * kTile, state), ahead_.issue(share);
+        for (int64_t r = skipped; r < item.rows; ++r) factors_[r] = find_maximum(r, count, scores + r * kTile, state), ahead_.issue(share);
         for (int64_t r = skipped; r < item.rows; r += kLanes) store(factors_ + r, exp(load(factors_ + r)));
         for (int64_t r = skipped; r < item.rows; ++r) exponentiate(r, count, scores + r * kTile, state), ahead_.issue(share);
     }
 
     // Ask for the keys of the tile that comes after this one: of this item, or of the next.
     void plan_next_keys(const AttentionSequence &sequence, const AttentionItem &item, int64_t start) {
-        const auto [keys, count] = find_next_keys(sequence, item, start, kTile);
+        const auto [keys, count] = find_next_keys(next_rows_, sequence, item, start, kTile);
         keys ? ahead_.plan(keys, next_rows_, count, args_.head_size) : ahead_.clear();
     }
 
@@ -233,9 +256,10 @@ template <class Query, class Cache, class Operand> class Worker {
         int64_t count;
     };
 
-    // Up to `most` keys that will be read after those before `start`, of this item or of the next, and in next_rows_ where
-    // they stand, filled up to `most`. Null where nothing comes.
-    NextKeys find_next_keys(const AttentionSequence &sequence, const AttentionItem &item, int64_t start, int64_t most) {
+    // Up to `most` keys that will be read after those before `start`, of this item or of the next, and in `rows` where they
+    // stand, filled up to `most`. Null where nothing comes.
+    template <class Rows>
+    NextKeys find_next_keys(Rows &rows, const AttentionSequence &sequence, const AttentionItem &item, int64_t start, int64_t most) {
         const bool here = start < std::min(split_start(item.last_split), length(sequence, item));
         const AttentionItem *following = here ? &item : untaken();
         if (following == nullptr) return {nullptr, 0};
@@ -243,7 +267,7 @@ template <class Query, class Cache, class Operand> class Worker {
         const AttentionSequence &its = args_.sequences[next.sequence];
         const int64_t first = here ? start : split_start(next.first_split);
         const int64_t count = std::min(most, length(its, next) - first);
-        next_rows_.find(its, args_, first, count, most);
+        rows.find(its, args_, first, count, most);
         return {head(args_.keys, next), count};
     }
 
@@ -283,13 +307,13 @@ template <class Query, class Cache, class Operand> class Worker {
         }
     }
 
-    // The new maximum, and the exponent of what the old one's sums are worth.
-    void find_maximum(int64_t r, int64_t count, const float *scores, const State &state) {
+    // Finds the new maximum. Returns the exponent of what the old one's sums are worth.
+    float find_maximum(int64_t r, int64_t count, const float *scores, const State &state) {
         Floats top = load(scores);
         for (int64_t i = kLanes; i < count; i += kLanes) top = max(top, load(scores + i));
-        const float maximum = std::max(state.maxima[r], greatest(top));
-        factors_[r] = state.maxima[r] - maximum;
-        state.maxima[r] = maximum;
+        const float old = state.maxima[r];
+        state.maxima[r] = std::max(old, greatest(top));
+        return old - state.maxima[r];
     }
 
     // Scores to weights, as operands from the row's beginning on.
@@ -297,16 +321,21 @@ template <class Query, class Cache, class Operand> class Worker {
         float *denominator = denominators_ + r * kLanes;
         const Floats maximum = all(state.maxima[r]);
         Floats total = load(denominator) * all(factors_[r]);
-        constexpr int kStep = Operand::kNumbers * kLanes;
-        for (int64_t i = 0; i < count; i += kStep) {
-            Floats weights[Operand::kNumbers];
-            UNROLL for (int part = 0; part < Operand::kNumbers; ++part) {
-                weights[part] = exp(load(scores + i + part * kLanes) - maximum);
-                total += weights[part];
-            }
-            store(scores + i / Operand::kNumbers, pack_weights(weights));
-        }
+        for (int64_t i = 0; i < count; i += kWeights) total = next_weights(scores, i, maximum, total);
         store(denominator, total);
+    }
+
+    static constexpr int64_t kWeights = Operand::kNumbers * kLanes; // of one operand
+
+    // Those from `i` on; their sum, added to `total`.
+    static Floats next_weights(float *scores, int64_t i, Floats maximum, Floats total) {
+        Floats weights[Operand::kNumbers];
+        UNROLL for (int part = 0; part < Operand::kNumbers; ++part) {
+            weights[part] = exp(load(scores + i + part * kLanes) - maximum);
+            total += weights[part];
+        }
+        store(scores + i / Operand::kNumbers, pack_weights(weights));
+        return total;
     }
 
     static Floats pack_weights(const Floats (&weights)[1]) { return weights[0]; }
@@ -320,6 +349,9 @@ template <class Query, class Cache, class Operand> class Worker {
     const int64_t group_, width_;
     const bool full_ = args_.head_size == width_;
     TileRows rows_, next_rows_;
+#if defined(MAGICDEC_AVX512)
+    EntryGroups groups_, next_groups_;
+#endif
     Prefetch ahead_;
     float *query_, *tile_, *scores_, *denominators_, *factors_, *state_, *split_;
 };
