@@ -1,6 +1,7 @@
 """The native paged attention kernel: near float64, and a row's bits the same whatever shares its pass."""
 
 import ctypes
+import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -273,6 +274,30 @@ def test_a_chain_as_a_tree_and_another_block_table_give_the_same_bits(rows: int)
     for cache, its in ((moved.keys, scene.keys), (moved.values, scene.values)):
         cache[:, moved.slots(0)] = its[:, scene.slots(0)]
     assert torch.equal(moved.run(), chain)
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "float32"])
+@pytest.mark.parametrize("heads", [3, 12])
+@pytest.mark.usefixtures("isa")
+def test_weights_are_powers_of_e(kind: str, heads: int) -> None:
+    """Each result tells one weight but for its rounding, and roundings of hundreds of results cancel.
+
+    A first entry of score 0 and value 1 and 255 entries of score x and value 0 give 1 / (1 + 255 e^x).
+    """
+    others, count = 255, 1500
+    dtype = KINDS[kind][0]
+    cache = torch.zeros(2, 1, 256, 64, dtype=dtype)
+    cache[0, 0, 1:, :2] = torch.tensor([-1, -1 / 256])
+    cache[1, 0, 0] = 1
+    query = torch.zeros(count, heads, 64, dtype=dtype)
+    query[..., :2] = torch.rand(count, heads, 2, generator=torch.Generator().manual_seed(0)) * 5 + 0.125
+    sequences = PagedSequences(list(range(count + 1)), [others] * count, [list(range(16))] * count, 16)
+    out = native_attention.paged_attention(library(), query, cache[0], cache[1], sequences)
+    x = -(query[..., 0].double() + query[..., 1].double() / 256)
+    weight = (1 / out[..., 0].double() - 1) / others
+    errors, part = (weight.log() - x).flatten(), (x * math.log2(math.e)).frac().add(1).mul(8).long().flatten()
+    for piece in range(8):
+        assert abs(errors[part == piece].mean()) < (4e-4 if kind == "bfloat16" else 1e-6)
 
 
 @pytest.mark.usefixtures("isa")

@@ -155,7 +155,7 @@ template <class Query, class Cache, class Operand> class Worker {
         const float *query = query_ + skipped * depth;
         multiply_parts<Operand>(
             rows, padded_count / kLanes, {query, depth, tile_, kTile, depth, nullptr, scores, kTile}, ahead_,
-            ahead_.left() - ahead_.count * 3 / 8
+            ahead_.left() - ahead_.count / 8 // the rest while weights are made
         );
         scores_to_weights(sequence, item, start, padded_count, skipped, scores_, state);
 
@@ -331,7 +331,7 @@ template <class Query, class Cache, class Operand> class Worker {
     static Floats next_weights(float *scores, int64_t i, Floats maximum, Floats total) {
         Floats weights[Operand::kNumbers];
         UNROLL for (int part = 0; part < Operand::kNumbers; ++part) {
-            weights[part] = exp(load(scores + i + part * kLanes) - maximum);
+            weights[part] = Operand::exp(load(scores + i + part * kLanes) - maximum);
             total += weights[part];
         }
         store(scores + i / Operand::kNumbers, pack_weights(weights));
