@@ -3,8 +3,9 @@
 // multiplied as they are read. Every sum is the one that `multiply_parts` makes, in the same order.
 //
 // What limits these loops is how far ahead the CPU reads. They stay with a split's keys and then with its values, instead
-// of changing between the two from tile to tile; and they ask for lines by few instructions at steps of 256 bytes or less,
-// for it is by the instruction that the CPU sees what will be asked for next: eight unrolled ones reach three quarters.
+// of changing between the two from tile to tile, and do nothing between that does not read: a tile's softmax is made while
+// the values of the one before it are read. They ask for lines by few instructions at steps of 256 bytes or less, for it is
+// by the instruction that the CPU sees what will be asked for next: eight unrolled ones reach three quarters.
 #pragma once
 
 #include "attention_tiles.h"
