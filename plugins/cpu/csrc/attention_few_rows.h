@@ -63,9 +63,9 @@ template <int HeadSize> struct FewRows {
         write(sums, padded - kStep, scores);
     }
 
+    static constexpr int kAsides = kTile / kLanes * (HeadSize / (2 * kLine));
     // sums [Rows, HeadSize] = keep [Rows] * sums + weights [Rows, kTile] times the tile's values. Meanwhile aside(0), ..,
     // aside(kAsides - 1) where the tile is full: this loop waits for memory.
-    static constexpr int kAsides = kTile / kLanes * (HeadSize / (2 * kLine));
     template <int Rows, class Aside>
     __attribute__((noinline)) void weigh(int64_t tile, const float *weights, const float *keep, float *sums, const Aside &aside) const {
         const int64_t start = tile * kTile, end = std::min(start + kTile, padded);

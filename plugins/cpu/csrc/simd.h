@@ -230,7 +230,7 @@ struct Single { // a float
 struct Pair { // two bfloat16
     static constexpr int kNumbers = 2;
     // e^x for x <= 0, in two thirds of the instructions of exp(), where it will be rounded to bfloat16 anyway. Relative error:
-    // that of the product's rounding, |x| * 2^-24, and 10^-7 of the polynomial. 1 at 0, and 0 below the smallest float.
+    // that of the product's rounding, some |x| * 2^-24, and 10^-7 of the polynomial. 1 at 0, and 0 below the smallest float.
     static Floats exp(Floats x) {
         const Floats power = max(all(-150.0f), x) * all(1.44269504f);
         const Floats part = _mm512_reduce_ps(power, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); // behind the point
