@@ -39,6 +39,7 @@ lint: install-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
 
 pytest: install-test
 	$(BIN)/python -m pytest -m "not slow"
@@ -60,7 +61,7 @@ gpu-check:
 # Nothing is installed: any Python that has PyTorch for CUDA (which brings Triton) will do.
 cuda-check:
 	@$(PYTHON) -c "import torch" 2>/dev/null || { echo "$(PYTHON) has no PyTorch; run: make cuda-check PYTHON=/path/to/a/python/with/PyTorch" >&2; exit 1; }
-	@$(PYTHON) -m tests.cuda_check $(ARGS)
+	@$(PYTHON) -m benchmarks.cuda_check $(ARGS)
 
 clean:
 	rm -rf $(VENV) .cache build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

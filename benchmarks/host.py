@@ -21,14 +21,14 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from magicdec.runtime.block_manager import BlockManager
-from magicdec.runtime.cyclic_cache import num_cyclic_blocks
-from magicdec.runtime.draft_cache import CyclicDraftCache, TargetWindow
-from magicdec.runtime.engine import Engine
-from magicdec.runtime.model_input import ModelInput
-from magicdec.runtime.model_proposer import ModelProposer
+from magicdec.pair.budget import num_cyclic_blocks
+from magicdec.plugins.model.inputs import ModelInput
+from magicdec.runtime.drafting.model_proposer import ModelProposer
+from magicdec.runtime.drafting.views import CyclicDraftCache, TargetWindow
+from magicdec.runtime.engine.block_manager import BlockManager
+from magicdec.runtime.engine.engine import Engine
+from magicdec.runtime.engine.scheduler import FixedDrafts, Scheduler
 from magicdec.runtime.sampling_params import SamplingParams
-from magicdec.runtime.scheduler import FixedDrafts, Scheduler
 
 PARTS = ("schedule", "propose", "verify", "accept", "commit", "rest")
 SAMPLING = {

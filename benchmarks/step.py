@@ -27,11 +27,11 @@ from rich.table import Table  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 from magicdec.plugins.cpu.library import best_isa, native  # noqa: E402
+from magicdec.plugins.model.inputs import ModelInput, SequenceInput, pack  # noqa: E402
+from magicdec.plugins.model.kv_cache import KVCache  # noqa: E402
+from magicdec.plugins.model.native_model import PARTS, NativeModel  # noqa: E402
+from magicdec.plugins.model.torch_model import ModelConfig  # noqa: E402
 from magicdec.plugins.weight_only import int4_scales, int8_scales, to_int4, to_int8  # noqa: E402
-from magicdec.runtime.kv_cache import KVCache  # noqa: E402
-from magicdec.runtime.model_input import ModelInput, SequenceInput, pack  # noqa: E402
-from magicdec.runtime.native_model import PARTS, NativeModel  # noqa: E402
-from magicdec.runtime.torch_model import ModelConfig  # noqa: E402
 
 CONFIG = ModelConfig(
     num_layers=30,

@@ -14,28 +14,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 from magicdec.builder.calibrate import Calibration, CalibrationText, calibrate, calibration_sequences, load_text
+from magicdec.builder.checkpoints.model_spec import ModelSpec
+from magicdec.builder.checkpoints.source import TensorSource, open_source
 from magicdec.builder.config import resolve_config
 from magicdec.builder.convert import write_rank
-from magicdec.builder.model_spec import ModelSpec
 from magicdec.builder.pair import Side, check_pair, resolve_eos
 from magicdec.builder.safetensors_writer import write_error
-from magicdec.builder.source import TensorSource, open_source
 from magicdec.builder.storage import Storage, disk_bytes
 from magicdec.builder.tokenizer import TOKENIZER_FILE, stage_tokenizer
-from magicdec.builder.trtllm_compile import compile_engines, require_trtllm
-from magicdec.builder.trtllm_plan import EnginePlan, plan_engines
+from magicdec.builder.trtllm.compile import compile_engines, require_trtllm
+from magicdec.builder.trtllm.plan import EnginePlan, plan_engines
 from magicdec.errors import BuildError
-from magicdec.runtime.manifest import (
-    ENGINE_FILE,
-    PAIR_FILE,
-    DtypeName,
-    EngineManifest,
-    FileRecord,
-    PairConfig,
-    PairManifest,
-    Role,
-    hash_file,
-)
+from magicdec.pair.config import DtypeName, PairConfig, Role
+from magicdec.pair.manifest import ENGINE_FILE, PAIR_FILE, EngineManifest, FileRecord, PairManifest, hash_file
 
 OnProgress = Callable[[str, int, int], None]
 log = logging.getLogger("magicdec.builder")

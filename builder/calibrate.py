@@ -1,8 +1,8 @@
 """Scales and rounded weights of a model, from one pass over text with observers on its linear layers and its cache.
 
-The pass is that of `runtime.torch_model`, which executes checkpoints: besides the manifest this is the one place where
-the builder uses the runtime, since a second implementation of the same model could only differ from it. Layers are
-read one at a time, so memory holds one layer and the text's activations, whatever the model's size. (NVIDIA's ModelOpt
+The pass is that of `plugins.model.torch_model`, with which the runtime executes checkpoints: a second implementation of
+the same model could only differ from it. Layers are read one at a time, so memory holds one layer and the text's
+activations, whatever the model's size. (NVIDIA's ModelOpt
 makes the same kind of scales, but needs the model whole, as a Hugging Face module.)
 
 E4M3's error is relative to the number, so numbers that are large and nearly constant are stored worst and say least.
@@ -19,15 +19,15 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from magicdec.builder.checkpoints.source import TensorSource
 from magicdec.builder.convert import read_tensor
+from magicdec.builder.observers import WatchedCache, fp8_scale, watch
 from magicdec.builder.shard import OutputTensor, plan_rank
-from magicdec.builder.source import TensorSource
 from magicdec.builder.storage import KV_SCALE, TABLES, Storage, stored_tensors, weight_only_tensors
-from magicdec.builder.watches import WatchedCache, fp8_scale, watch
 from magicdec.errors import BuildError, CheckpointError, ConfigError
+from magicdec.plugins.model.inputs import SequenceInput, pack
+from magicdec.plugins.model.torch_model import Layer, ModelConfig, TorchModel
 from magicdec.plugins.weight_only import int8_scales, to_int8
-from magicdec.runtime.model_input import SequenceInput, pack
-from magicdec.runtime.torch_model import Layer, ModelConfig, TorchModel
 
 # Static scales saturate what is larger than anything in these tokens.
 CALIBRATION_TOKENS = 8192

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from magicdec.errors import ConfigError
-from magicdec.runtime.manifest import (
+from magicdec.pair.config import (
     BackendName,
     DraftConfig,
     DraftKind,

@@ -6,13 +6,14 @@ from typing import Protocol
 
 import torch
 
+from magicdec.builder.checkpoints.source import TensorSource
 from magicdec.builder.safetensors_writer import SafetensorsWriter
 from magicdec.builder.shard import OutputTensor, Piece
-from magicdec.builder.source import TensorSource
 from magicdec.builder.storage import Storage, StoredName, stored_tensors
 from magicdec.errors import CheckpointError
+from magicdec.pair.config import DtypeName
+from magicdec.pair.manifest import FileRecord
 from magicdec.plugins.fp8 import FP8
-from magicdec.runtime.manifest import DtypeName, FileRecord
 
 # Elements in memory at a time: 64 MiB of float32. Peak memory is a small multiple of it, whatever the model's size.
 CHUNK_ELEMENTS = 1 << 24

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from magicdec.builder.model_spec import ModelSpec
+from magicdec.builder.checkpoints.model_spec import ModelSpec
 from magicdec.builder.shard import local_kv_heads
 from magicdec.builder.storage import DTYPE_BYTES, Storage, rank_bytes
-from magicdec.runtime.manifest import GpuName, KvDtypeName, PairConfig
+from magicdec.pair.config import GpuName, KvDtypeName, PairConfig
 
 # What drivers report for these cards differs by a few hundred MiB; this is just below the lowest.
 GPU_BYTES: dict[GpuName, int] = {"a100-80gb": 79 << 30, "h100-80gb": 79 << 30, "h200": 139 << 30}

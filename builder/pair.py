@@ -5,14 +5,14 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from magicdec.builder.checkpoints.model_spec import ModelSpec
 from magicdec.builder.memory import GPU_BYTES, USABLE_FRACTION, memory_need
-from magicdec.builder.model_spec import ModelSpec
 from magicdec.builder.shard import check_tp
 from magicdec.builder.storage import Storage, disk_bytes
 from magicdec.builder.tokenizer import TokenizerInfo
 from magicdec.errors import BuildError, CheckpointError, ConfigError, PairError
+from magicdec.pair.config import PairConfig, Role
 from magicdec.plugins.weight_only import GROUP
-from magicdec.runtime.manifest import PairConfig, Role
 
 log = logging.getLogger("magicdec.builder")
 _CHOOSE = "Choose a draft of the target's family, or --draft self or ngram, which need none."

@@ -13,7 +13,7 @@ from typing import BinaryIO
 import torch
 
 from magicdec.errors import BuildError
-from magicdec.runtime.manifest import FileRecord
+from magicdec.pair.manifest import FileRecord
 
 _CODES = {
     torch.float32: "F32",

@@ -7,7 +7,7 @@ column-parallel weights (qkv, fc, gate, lm_head) split rows, row-parallel ones (
 
 from dataclasses import dataclass
 
-from magicdec.builder.model_spec import ModelSpec
+from magicdec.builder.checkpoints.model_spec import ModelSpec
 from magicdec.errors import ConfigError
 
 

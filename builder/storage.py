@@ -18,10 +18,10 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from magicdec.builder.model_spec import ModelSpec
+from magicdec.builder.checkpoints.model_spec import ModelSpec
 from magicdec.builder.shard import OutputTensor, Piece, plan_offsets, plan_rank
+from magicdec.pair.config import DtypeName, KvDtypeName, PairConfig, Role, WeightOnly
 from magicdec.plugins.weight_only import GROUP
-from magicdec.runtime.manifest import DtypeName, KvDtypeName, PairConfig, Role, WeightOnly
 
 StoredName = KvDtypeName | Literal["int8", "uint8"]
 DTYPE_BYTES: dict[StoredName, int] = {

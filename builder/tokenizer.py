@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from magicdec.builder.gguf_source import GgufSource
-from magicdec.builder.source import TensorSource
+from magicdec.builder.checkpoints.gguf_source import GgufSource
+from magicdec.builder.checkpoints.source import TensorSource
 from magicdec.errors import CheckpointError
 
 TOKENIZER_FILE = "tokenizer.json"

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from magicdec.errors import MagicDecError
-    from magicdec.runtime.async_llm import AsyncLLM
     from magicdec.runtime.llm import LLM
     from magicdec.runtime.outputs import CompletionOutput, RequestMetrics, RequestOutput
     from magicdec.runtime.sampling_params import SamplingParams
+    from magicdec.runtime.serving.async_llm import AsyncLLM
 
 __version__ = "0.1.0"
 __all__ = [
@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 _HOME = {
-    "AsyncLLM": "magicdec.runtime.async_llm",
+    "AsyncLLM": "magicdec.runtime.serving.async_llm",
     "LLM": "magicdec.runtime.llm",
     "CompletionOutput": "magicdec.runtime.outputs",
     "MagicDecError": "magicdec.errors",

@@ -14,15 +14,16 @@ import torch
 
 from magicdec.builder.build import build_pair
 from magicdec.errors import EngineError
+from magicdec.pair.config import PairConfig
+from magicdec.pair.manifest import load_pair
+from magicdec.plugins.model.inputs import SequenceInput, pack
 from magicdec.runtime.llm import LLM
-from magicdec.runtime.manifest import PairConfig, load_pair
-from magicdec.runtime.model_input import SequenceInput, pack
-from magicdec.runtime.model_runner import ModelRunner
 from magicdec.runtime.outputs import RequestOutput
+from magicdec.runtime.runners.interface import ModelRunner
+from magicdec.runtime.runners.torch_runner import TorchRunner
+from magicdec.runtime.runners.trtllm.runner import TrtllmRunner
+from magicdec.runtime.runners.trtllm.session import TRTLLM_VERSION, import_tensorrt
 from magicdec.runtime.sampling_params import SamplingParams
-from magicdec.runtime.torch_runner import TorchRunner
-from magicdec.runtime.trtllm_runner import TrtllmRunner
-from magicdec.runtime.trtllm_session import TRTLLM_VERSION, import_tensorrt
 
 Rows = list[tuple[str, str]]
 LEAST_P = 1e-4  # a law is doubted below this
@@ -237,7 +238,7 @@ def _open_engine(plan: Plan, pair: Path, num_tokens: int) -> TrtllmRunner:
 
 
 def _tokens(plan: Plan, pair: Path) -> list[int]:
-    from magicdec.runtime.tokenizer import HFTokenizer
+    from magicdec.runtime.text.tokenizer import HFTokenizer
 
     tokens = HFTokenizer(pair / "target").encode_plain(plan.text)
     return tokens if len(tokens) > plan.context + 64 else tokens * (1 + (plan.context + 64) // len(tokens))

@@ -33,7 +33,7 @@ Noise = Callable[[int, int, int], torch.Tensor]  # (seed, position, V) -> standa
 
 
 class Rule(IntEnum):
-    """How draft tokens are accepted; see runtime/rejection.py."""
+    """How draft tokens are accepted; see runtime/sampling/acceptance.py."""
 
     REJECTION = 0
     GREEDY = 1

@@ -25,7 +25,7 @@ _MULTIPLIER_0 = tl.constexpr(0xD2E7470EE14C6C93)
 _MULTIPLIER_1 = tl.constexpr(0xCA5A826395121157)
 _WEYL_0 = tl.constexpr(0x9E3779B97F4A7C15)
 _WEYL_1 = tl.constexpr(0xBB67AE8584CAA73B)
-_GUMBEL = tl.constexpr(4)  # Purpose.GUMBEL of runtime/draws.py
+_GUMBEL = tl.constexpr(4)  # Purpose.GUMBEL of runtime/sampling/draws.py
 
 
 @triton.jit

@@ -10,27 +10,29 @@ import torch
 from pydantic import ValidationError
 
 from magicdec.errors import EngineError, RequestError
-from magicdec.runtime.block_manager import BlockManager
-from magicdec.runtime.cost_model import CostPrior
-from magicdec.runtime.device_acceptance import kernel_acceptance
-from magicdec.runtime.draft_cache import CyclicDraftCache, TargetWindow
-from magicdec.runtime.draft_controller import DraftController
-from magicdec.runtime.drafters import Drafters
-from magicdec.runtime.engine import Engine
-from magicdec.runtime.manifest import PairConfig, load_engine, load_pair
-from magicdec.runtime.memory import default_kv_cache_tokens, weight_bytes
-from magicdec.runtime.model_proposer import ModelProposer
-from magicdec.runtime.mpi import check_num_ranks
+from magicdec.pair.config import DrafterChoice, PairConfig
+from magicdec.pair.manifest import load_engine, load_pair
+from magicdec.pair.memory import default_kv_cache_tokens, weight_bytes
+from magicdec.runtime.drafting.controller import DraftController
+from magicdec.runtime.drafting.cost_model import CostPrior
+from magicdec.runtime.drafting.model_proposer import ModelProposer
+from magicdec.runtime.drafting.ngram import NGramProposer
+from magicdec.runtime.drafting.switch import Drafters
+from magicdec.runtime.drafting.views import CyclicDraftCache, TargetWindow
+from magicdec.runtime.engine.block_manager import BlockManager
+from magicdec.runtime.engine.device_acceptance import kernel_acceptance
+from magicdec.runtime.engine.engine import Engine
+from magicdec.runtime.engine.proposer import Proposer
+from magicdec.runtime.engine.request import Request
+from magicdec.runtime.engine.scheduler import DraftPolicy, FixedDrafts, Scheduler
 from magicdec.runtime.outputs import RequestOutput
-from magicdec.runtime.pair_config import DrafterChoice
-from magicdec.runtime.parallel import join_ranks
-from magicdec.runtime.proposer import NGramProposer, Proposer
-from magicdec.runtime.request import Request
-from magicdec.runtime.runner_spec import OpenRunner, RunnerSpec, default_device, open_over, open_runner
+from magicdec.runtime.parallel.leader import join_ranks
+from magicdec.runtime.parallel.mpi import check_num_ranks
+from magicdec.runtime.runners.interface import OpenRunner
+from magicdec.runtime.runners.opening import RunnerSpec, default_device, open_over, open_runner
+from magicdec.runtime.runners.torch_runner import DTYPES
 from magicdec.runtime.sampling_params import SamplingParams
-from magicdec.runtime.scheduler import DraftPolicy, FixedDrafts, Scheduler
-from magicdec.runtime.tokenizer import HFTokenizer
-from magicdec.runtime.torch_runner import DTYPES
+from magicdec.runtime.text.tokenizer import HFTokenizer
 
 Prompt = str | Sequence[int]
 # Called after every step with (request outputs that changed, prompt tokens computed, prompt tokens in all).

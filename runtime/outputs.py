@@ -3,14 +3,19 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
-
-from magicdec.runtime.logits import Logprob
+from typing import Any, Literal, NamedTuple
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 # plain: of a step without drafts; accepted: a draft token that the target took; the token that ends a round is
 # recovered where it stands for a refused draft, and bonus where all drafts were accepted.
 TokenOrigin = Literal["plain", "accepted", "recovered", "bonus"]
+
+
+class Logprob(NamedTuple):
+    """Log-probability of a token before any processing, and its rank (1 = the most likely)."""
+
+    logprob: float
+    rank: int
 
 
 @dataclass

@@ -3,16 +3,15 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
-ROOT = Path(__file__).parents[1]
+from tests.support.paths import ROOT
 
 
 def run(*arguments: str, **env: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "tests.cuda_check", *arguments]
+    command = [sys.executable, "-m", "benchmarks.cuda_check", *arguments]
     return subprocess.run(
         command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"} | env, capture_output=True, text=True, check=False
     )

@@ -19,11 +19,13 @@ from magicdec.cli import app
 from magicdec.commands.gpu_check import format_report, make_plan
 from magicdec.errors import EngineError
 from magicdec.gpu_checks import Check, Plan, chi_square_tail, describe_gpu, two_sample_chi_square
-from magicdec.runtime import rejection, sampler
-from magicdec.runtime.manifest import PairConfig, load_pair
-from magicdec.runtime.trtllm_runner import TrtllmRunner
-from tests.engines import tiny_pair
-from tests.trtllm import standin
+from magicdec.pair.config import PairConfig
+from magicdec.pair.manifest import load_pair
+from magicdec.runtime.engine import sampler
+from magicdec.runtime.runners.trtllm.runner import TrtllmRunner
+from magicdec.runtime.sampling import acceptance as rejection
+from tests.support.engines import tiny_pair
+from tests.support.trtllm import standin
 
 
 @pytest.fixture

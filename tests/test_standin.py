@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from magicdec.builder.build import build_pair
-from magicdec.runtime.model_input import SequenceInput
+from magicdec.plugins.model.inputs import SequenceInput
 from tests.builder.engines import tiny_config
 from tests.standin import ROOT
-from tests.tiny_models import write_tiny_checkpoint
-from tests.trtllm_driver import Driver
+from tests.support.tiny_models import write_tiny_checkpoint
+from tests.support.trtllm_driver import Driver
 
 API: dict[str, Any] = json.loads((ROOT / "api.json").read_text())
 Tensors = dict[str, torch.Tensor]

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from magicdec.builder.fetch import fetch_smollm2
-from magicdec.builder.source import TensorSource, open_source
+from magicdec.builder.checkpoints.fetch import fetch_smollm2
+from magicdec.builder.checkpoints.source import TensorSource, open_source
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 

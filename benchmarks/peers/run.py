@@ -24,10 +24,10 @@ from environments import HERE, OURS, PEERS, NotAvailable, Peer, python_of, run, 
 from model import gguf_model, huggingface_model
 from table import markdown
 
-from magicdec.commands.bench_prompts import cut_prompts
-from magicdec.commands.comparison import machine
+from magicdec.bench.comparison import machine
+from magicdec.bench.prompts import cut_prompts
 from magicdec.commands.demo import prepare_engine, read_long_text
-from magicdec.runtime.tokenizer import HFTokenizer
+from magicdec.runtime.text.tokenizer import HFTokenizer
 
 CASES, QUICK_CASES = ((1, 512), (1, 4096), (1, 7500), (8, 8000)), ((1, 512), (1, 1024))
 THREADS = 2

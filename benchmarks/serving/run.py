@@ -29,10 +29,10 @@ from server import Server
 from soak import measure_soak
 from table import markdown
 
-from magicdec.commands.bench_prompts import cut_prompts
-from magicdec.commands.comparison import machine
+from magicdec.bench.comparison import machine
+from magicdec.bench.prompts import cut_prompts
 from magicdec.commands.demo import prepare_engine, read_long_text
-from magicdec.runtime.tokenizer import HFTokenizer
+from magicdec.runtime.text.tokenizer import HFTokenizer
 
 PARTS = ("load", "soak", "aiperf")
 MODEL = "smollm2"

@@ -13,8 +13,8 @@ from magicdec.console import err, format_bytes, out, shown_warnings, shows_error
 from magicdec.errors import ConfigError
 
 if TYPE_CHECKING:
-    from magicdec.commands.bench_result import BenchResult, Model
-    from magicdec.commands.bench_session import Plan, Session
+    from magicdec.bench.result import BenchResult, Model
+    from magicdec.bench.session import Plan, Session
     from magicdec.runtime.llm import LLM
 
 CHUNK = 1024  # rows of one pass while prompts are read
@@ -113,13 +113,13 @@ def bench(
     """
     if ctx.invoked_subcommand is not None:
         return
-    from magicdec.commands import bench_grid as grids
-    from magicdec.commands.bench_plots import check_plots, draw_plots
-    from magicdec.commands.bench_result import save
-    from magicdec.commands.bench_session import Plan
-    from magicdec.commands.bench_table import show
+    from magicdec.bench import grid as grids
+    from magicdec.bench.plots import check_plots, draw_plots
+    from magicdec.bench.result import save
+    from magicdec.bench.session import Plan
+    from magicdec.bench.table import show
     from magicdec.commands.demo import read_long_text
-    from magicdec.runtime.manifest import load_engine, load_pair
+    from magicdec.pair.manifest import load_engine, load_pair
 
     if plots is not None:
         check_plots()
@@ -163,9 +163,9 @@ def plot(
     output: Annotated[Path, typer.Option(help="Directory for the PNG files.")] = Path("plots"),
 ) -> None:
     """Draw the plots of an earlier benchmark again, and print its table."""
-    from magicdec.commands.bench_plots import check_plots, draw_plots
-    from magicdec.commands.bench_result import load
-    from magicdec.commands.bench_table import show
+    from magicdec.bench.plots import check_plots, draw_plots
+    from magicdec.bench.result import load
+    from magicdec.bench.table import show
 
     check_plots()
     loaded = load(result)
@@ -190,9 +190,9 @@ def default_engine(
 
 def load(directory: Path, plan: "Plan") -> "LLM":
     """The pair with a cache for the largest point of the grid; ConfigError where engine or memory is too small."""
+    from magicdec.pair.manifest import load_pair
+    from magicdec.pair.memory import free_memory, kv_bytes_per_token
     from magicdec.runtime.llm import LLM
-    from magicdec.runtime.manifest import load_pair
-    from magicdec.runtime.memory import free_memory, kv_bytes_per_token
 
     pair, longest = load_pair(directory).config, plan.sequence_tokens
     if longest > pair.max_seq_len:
@@ -220,10 +220,10 @@ def load(directory: Path, plan: "Plan") -> "LLM":
 
 def measure(llm: "LLM", directory: Path, plan: "Plan", text: str, text_name: str) -> "BenchResult":
     """Run the whole plan, with a bar on stderr."""
-    from magicdec.commands.bench_estimate import estimate_seconds, probe
-    from magicdec.commands.bench_progress import BenchBar
-    from magicdec.commands.bench_session import Session, device_clock
-    from magicdec.runtime.runner_spec import default_device
+    from magicdec.bench.estimate import estimate_seconds, probe
+    from magicdec.bench.progress import BenchBar
+    from magicdec.bench.session import Session, device_clock
+    from magicdec.runtime.runners.opening import default_device
 
     clock, model = device_clock(default_device(directory / "target")), _model(llm, directory, plan)
     tokens = llm.tokenizer.encode_plain(text)
@@ -247,8 +247,8 @@ def _say_estimate(plan: "Plan", seconds: float) -> None:
 
 
 def _model(llm: "LLM", directory: Path, plan: "Plan") -> "Model":
-    from magicdec.commands.bench_result import Model
-    from magicdec.runtime.memory import plan_memory
+    from magicdec.bench.result import Model
+    from magicdec.pair.memory import plan_memory
 
     config = llm.config
     return Model(
@@ -267,8 +267,8 @@ def _model(llm: "LLM", directory: Path, plan: "Plan") -> "Model":
 def _result(session: "Session", model: "Model", text_name: str, minutes: float) -> "BenchResult":
     import torch
 
-    from magicdec.commands.bench_result import BenchResult, Settings
-    from magicdec.commands.comparison import machine
+    from magicdec.bench.comparison import machine
+    from magicdec.bench.result import BenchResult, Settings
 
     plan = session.plan
     return BenchResult(

@@ -10,8 +10,8 @@ from magicdec.console import StageBars, err, out, shown_warnings, shows_errors
 from magicdec.errors import ConfigError
 
 if TYPE_CHECKING:
-    from magicdec.builder.trtllm_plan import EnginePlan
-    from magicdec.runtime.manifest import PairConfig, Role
+    from magicdec.builder.trtllm.plan import EnginePlan
+    from magicdec.pair.config import PairConfig, Role
 
 EPILOG = """[bold]Examples[/]
 

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from magicdec.commands.comparison import compare, machine, result_rows
+from magicdec.bench.comparison import compare, machine, result_rows
 from magicdec.commands.generate import read_text
 from magicdec.console import PrefillBar, StageBars, TextStream, err, facts, out, shows_errors
 from magicdec.errors import EngineError, RequestError
 
 if TYPE_CHECKING:
+    from magicdec.pair.config import PairConfig
     from magicdec.runtime.llm import LLM
-    from magicdec.runtime.manifest import PairConfig
     from magicdec.runtime.outputs import RequestOutput
     from magicdec.runtime.sampling_params import SamplingParams
 
@@ -95,9 +95,9 @@ def prepare_engine(
 ) -> Path:
     """The demo's engine, built unless a whole one is there already. num_tokens: of the sequence to come."""
     from magicdec.builder.build import build_pair
+    from magicdec.builder.checkpoints.fetch import fetch_smollm2
     from magicdec.builder.config import load_config, resolve_config
-    from magicdec.builder.fetch import fetch_smollm2
-    from magicdec.runtime.manifest import PairConfig
+    from magicdec.pair.config import PairConfig
 
     config = resolve_config(load_config(CONFIG), kind="self", dtype=dtype, quantize_draft=quantize_draft)
     directory = cache_dir / "engines" / f"demo-{dtype}{f'-{quantize_draft}' if quantize_draft else ''}"
@@ -118,7 +118,7 @@ def prepare_engine(
 
 def is_built(directory: Path, config: "PairConfig") -> bool:
     """Whether a whole engine of this very configuration is there."""
-    from magicdec.runtime.manifest import load_engine, load_pair
+    from magicdec.pair.manifest import load_engine, load_pair
 
     try:
         pair = load_pair(directory).config

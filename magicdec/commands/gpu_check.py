@@ -55,11 +55,11 @@ def make_plan(
     target: Path | None, config: str, dtype: Literal["bfloat16", "float16"] | None, context: int, cache_dir: Path
 ) -> "Plan":
     """Both ways in which a model can draft for itself."""
+    from magicdec.builder.checkpoints.fetch import fetch_smollm2
     from magicdec.builder.config import load_config, resolve_config
-    from magicdec.builder.fetch import fetch_smollm2
     from magicdec.commands.demo import read_long_text
     from magicdec.gpu_checks import Plan
-    from magicdec.runtime.manifest import PairConfig
+    from magicdec.pair.config import PairConfig
 
     model = target or fetch_smollm2(cache_dir / "models")
     loaded = load_config(config).model_dump() | {"backend": "trtllm", "gpu": None}

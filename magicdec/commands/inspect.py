@@ -11,8 +11,9 @@ from magicdec.console import err, facts, format_bytes, out, shows_errors
 from magicdec.errors import EngineError
 
 if TYPE_CHECKING:
-    from magicdec.runtime.manifest import EngineManifest, PairConfig, Role
-    from magicdec.runtime.memory import MemoryPlan
+    from magicdec.pair.config import PairConfig, Role
+    from magicdec.pair.manifest import EngineManifest
+    from magicdec.pair.memory import MemoryPlan
 
 EPILOG = """[bold]Examples[/]
 
@@ -53,8 +54,8 @@ def inspect(
 
     Only manifests are read; no weights are loaded.
     """
-    from magicdec.runtime.manifest import check_hashes, load_engine, load_pair
-    from magicdec.runtime.memory import plan_memory
+    from magicdec.pair.manifest import check_hashes, load_engine, load_pair
+    from magicdec.pair.memory import plan_memory
 
     config = load_pair(directory).config
     engines = {role: load_engine(directory / role) for role in config.roles}
@@ -74,15 +75,6 @@ def inspect(
         _print_tables(directory, config, engines, plan, context, batch)
     if verify:
         err().print("All files match their SHA-256.")
-
-
-def draft_view_tokens(config: "PairConfig") -> int | None:
-    """The most tokens that a draft pass looks at, whatever the context; None where there is no draft model."""
-    if config.draft.kind == "ngram":
-        return None
-    if config.draft.kind == "model":
-        return config.draft_budget
-    return config.draft_budget - config.block_size  # the target's table needs no second spare block
 
 
 def _as_dict(
@@ -112,7 +104,7 @@ def _print_tables(
 
 
 def _pair_rows(config: "PairConfig") -> list[tuple[str, str]]:
-    draft, view = config.draft, draft_view_tokens(config)
+    draft, view = config.draft, config.draft_view_tokens
     kind = DRAFT_KINDS[draft.kind]
     if draft.kind == "self" and config.quantization.weight_only_draft is not None:
         kind = SELF_DRAFTS[config.quantization.weight_only_draft]
@@ -143,7 +135,7 @@ def _ranks(config: "PairConfig") -> str:
 
 
 def _engine_rows(directory: Path, config: "PairConfig", manifest: "EngineManifest") -> list[tuple[str, str]]:
-    from magicdec.runtime.memory import kv_bytes_per_token
+    from magicdec.pair.memory import kv_bytes_per_token
 
     own_cache = manifest.role == "target" or config.has_draft_cache
     per_token = kv_bytes_per_token(directory, config.kv_cache_dtype_of(manifest.role))

@@ -141,12 +141,12 @@ def serve(
     _check_installed()
     from prometheus_client import CollectorRegistry, disable_created_metrics
 
-    from magicdec.runtime.async_llm import AsyncLLM
     from magicdec.runtime.llm import LLM
-    from magicdec.runtime.metrics import EngineMetrics
     from magicdec.runtime.openai.app import make_app
     from magicdec.runtime.openai.server import Server, bound_socket
     from magicdec.runtime.openai.service import Limits, Service
+    from magicdec.runtime.serving.async_llm import AsyncLLM
+    from magicdec.runtime.serving.metrics import EngineMetrics
 
     with bound_socket(host, port) as listening:
         llm = LLM(

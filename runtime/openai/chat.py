@@ -7,13 +7,13 @@ from fastapi.responses import JSONResponse
 from starlette.requests import Request
 from starlette.responses import Response
 
-from magicdec.runtime.openai.answers import Answer
-from magicdec.runtime.openai.body import read_json
+from magicdec.runtime.openai.answers.answer import Answer
+from magicdec.runtime.openai.answers.event_stream import EventStream
+from magicdec.runtime.openai.answers.formats import ChatFormat
 from magicdec.runtime.openai.disconnect import on_disconnect
-from magicdec.runtime.openai.event_stream import EventStream
-from magicdec.runtime.openai.formats import ChatFormat
-from magicdec.runtime.openai.prompts import Prompt, chat_messages
-from magicdec.runtime.openai.protocol import ChatCompletionRequest, check_num_choices, parse
+from magicdec.runtime.openai.requests.body import read_json
+from magicdec.runtime.openai.requests.prompts import Prompt, chat_messages
+from magicdec.runtime.openai.requests.protocol import ChatCompletionRequest, check_num_choices, parse
 from magicdec.runtime.openai.service import Service
 from magicdec.runtime.sampling_params import SamplingParams
 

@@ -7,14 +7,14 @@ from fastapi.responses import JSONResponse
 from starlette.requests import Request
 from starlette.responses import Response
 
-from magicdec.runtime.openai.answers import Answer
-from magicdec.runtime.openai.body import read_json
+from magicdec.runtime.openai.answers.answer import Answer
+from magicdec.runtime.openai.answers.event_stream import EventStream
+from magicdec.runtime.openai.answers.formats import CompletionFormat
 from magicdec.runtime.openai.disconnect import on_disconnect
 from magicdec.runtime.openai.errors import ApiError
-from magicdec.runtime.openai.event_stream import EventStream
-from magicdec.runtime.openai.formats import CompletionFormat
-from magicdec.runtime.openai.prompts import Prompt, completion_prompts
-from magicdec.runtime.openai.protocol import CompletionRequest, check_num_choices, parse
+from magicdec.runtime.openai.requests.body import read_json
+from magicdec.runtime.openai.requests.prompts import Prompt, completion_prompts
+from magicdec.runtime.openai.requests.protocol import CompletionRequest, check_num_choices, parse
 from magicdec.runtime.openai.service import Service
 from magicdec.runtime.sampling_params import SamplingParams
 

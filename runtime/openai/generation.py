@@ -5,12 +5,12 @@ import contextlib
 from collections.abc import AsyncGenerator, Sequence
 
 from magicdec.errors import MagicDecError
-from magicdec.runtime.async_llm import AsyncLLM
 from magicdec.runtime.openai.errors import CLIENT_LEFT, ApiError
-from magicdec.runtime.openai.prompts import Prompt
+from magicdec.runtime.openai.requests.prompts import Prompt
 from magicdec.runtime.outputs import RequestOutput
-from magicdec.runtime.request_stream import RequestStream
 from magicdec.runtime.sampling_params import SamplingParams
+from magicdec.runtime.serving.async_llm import AsyncLLM
+from magicdec.runtime.serving.request_stream import RequestStream
 
 _Queue = asyncio.Queue[tuple[int, RequestOutput] | Exception]
 

@@ -10,7 +10,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from magicdec.errors import ConfigError
-from magicdec.runtime.async_llm import AsyncLLM
+from magicdec.runtime.serving.async_llm import AsyncLLM
 
 FLUSH_SECONDS = 5  # for answers that are complete and not yet read
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from anyio import CapacityLimiter, to_thread
 from prometheus_client import CollectorRegistry
 
-from magicdec.runtime.async_llm import AsyncLLM
+from magicdec.runtime.openai.answers.token_text import TokenText
 from magicdec.runtime.openai.errors import ApiError
 from magicdec.runtime.openai.generation import Generation
-from magicdec.runtime.openai.prompts import Prompt, check_lengths
-from magicdec.runtime.openai.token_text import TokenText
+from magicdec.runtime.openai.requests.prompts import Prompt, check_lengths
 from magicdec.runtime.sampling_params import SamplingParams
+from magicdec.runtime.serving.async_llm import AsyncLLM
 
 DEFAULT_BODY_BYTES = 4 << 20
 MAX_THREADS = 4  # that tokenize at once; more would only wait for each other, and each keeps memory of its own

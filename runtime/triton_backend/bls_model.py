@@ -15,7 +15,8 @@ import triton_python_backend_utils as pb_utils
 from numpy.typing import NDArray
 
 from magicdec.errors import RequestError
-from magicdec.runtime.triton_backend import text_tensors, wire
+from magicdec.runtime.triton_backend import wire
+from magicdec.runtime.triton_backend.text import tensors as text_tensors
 
 LLM: Final = "tensorrt_llm"
 MAX_OPEN: Final = 512  # requests at a time, a thread each; more wait

@@ -3,14 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from magicdec.runtime.async_llm import AsyncLLM
 from magicdec.runtime.llm import LLM
-from magicdec.runtime.parallel import leave_ranks
+from magicdec.runtime.parallel.leader import leave_ranks
+from magicdec.runtime.serving.async_llm import AsyncLLM
 from magicdec.runtime.triton_backend import wire
-from magicdec.runtime.triton_backend.llm_request import RequestReader
-from magicdec.runtime.triton_backend.llm_service import LLMService
+from magicdec.runtime.triton_backend.llm.metrics import TRTLLMMetrics
+from magicdec.runtime.triton_backend.llm.request import RequestReader
+from magicdec.runtime.triton_backend.llm.service import LLMService
 from magicdec.runtime.triton_backend.parameters import LLMParameters
-from magicdec.runtime.triton_backend.trtllm_metrics import TRTLLMMetrics
 
 DRAIN_SECONDS: Final = 30.0  # that open requests get to end when the model is unloaded
 

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Final
 
 from magicdec.errors import ConfigError
-from magicdec.runtime.manifest import load_pair
-from magicdec.runtime.triton_backend import llm_tensors, text_tensors
+from magicdec.pair.manifest import load_pair
+from magicdec.runtime.triton_backend.llm import tensors as llm_tensors
 from magicdec.runtime.triton_backend.parameters import LLMParameters
 from magicdec.runtime.triton_backend.tensor_spec import TensorSpec, block
+from magicdec.runtime.triton_backend.text import tensors as text_tensors
 
 MODELS: Final = ("tensorrt_llm", "preprocessing", "postprocessing", "ensemble", "tensorrt_llm_bls")
 _IMPORTS: Final = {

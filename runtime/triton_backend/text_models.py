@@ -6,11 +6,11 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from magicdec.runtime.manifest import load_engine
-from magicdec.runtime.tokenizer import HFTokenizer
+from magicdec.pair.manifest import load_engine
+from magicdec.runtime.text.tokenizer import HFTokenizer
 from magicdec.runtime.triton_backend import wire
-from magicdec.runtime.triton_backend.postprocessing import Postprocessor
-from magicdec.runtime.triton_backend.preprocessing import Preprocessor
+from magicdec.runtime.triton_backend.text.postprocessing import Postprocessor
+from magicdec.runtime.triton_backend.text.preprocessing import Preprocessor
 
 Compute = Callable[[Mapping[str, NDArray[Any]]], dict[str, NDArray[Any]]]
 

@@ -1,7 +1,7 @@
 """Results of benchmarks that were never run, for tests of what is made from them."""
 
-from magicdec.commands.bench_result import BatchRun, BenchResult, Cell, Drafter, Model, Prefill, Settings, Skipped
-from magicdec.commands.bench_stats import summarise
+from magicdec.bench.result import BatchRun, BenchResult, Cell, Drafter, Model, Prefill, Settings, Skipped
+from magicdec.bench.stats import summarise
 
 
 def batch_run(

@@ -8,17 +8,18 @@ import torch
 from typer.testing import CliRunner, Result
 
 from magicdec import LLM, SamplingParams
+from magicdec.bench.drafters import draft_kv_bytes, make_proposer
+from magicdec.bench.grid import Way, available_drafters
+from magicdec.bench.prompts import fill_prompts
+from magicdec.bench.result import Cell, load
 from magicdec.builder import calibrate
 from magicdec.builder.build import build_pair
 from magicdec.cli import app
-from magicdec.commands.bench_drafters import draft_kv_bytes, make_proposer
-from magicdec.commands.bench_grid import Way, available_drafters
-from magicdec.commands.bench_prompts import fill_prompts
-from magicdec.commands.bench_result import Cell, load
-from magicdec.runtime.manifest import DraftConfig, PairConfig, load_pair
-from magicdec.runtime.model_proposer import ModelProposer
-from tests.engines import tiny_pair
-from tests.tiny_models import write_tiny_checkpoint
+from magicdec.pair.config import DraftConfig, PairConfig
+from magicdec.pair.manifest import load_pair
+from magicdec.runtime.drafting.model_proposer import ModelProposer
+from tests.support.engines import tiny_pair
+from tests.support.tiny_models import write_tiny_checkpoint
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TEXT = "there in the one and on the other are the rest then, and 1 or 2 of them has no end; "
@@ -191,7 +192,7 @@ def test_refusals(engine: Path, text: Path, tmp_path: Path, monkeypatch: pytest.
 def test_a_cache_that_memory_cannot_hold_is_refused(
     engine: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("magicdec.runtime.memory.free_memory", lambda: 10_000)
+    monkeypatch.setattr("magicdec.pair.memory.free_memory", lambda: 10_000)
     args = ["--engine", engine, "--text-file", text, "--json", tmp_path / "bench.json", "--batch", 1, "--context", 96]
     assert "1 x 96 tokens need" in fail(*args)
 

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from tests.bench.results import cell, result
+from tests.support.paths import ROOT
 
-PEERS = Path(__file__).resolve().parent.parent.parent / "benchmarks" / "peers"
+PEERS = ROOT / "benchmarks/peers"
 
 
 @pytest.fixture
@@ -82,7 +83,7 @@ def test_the_workers_of_all_peers_are_there(peers: dict[str, ModuleType]) -> Non
 
 
 def test_the_page_is_filled_between_its_marks(tmp_path: Path) -> None:
-    spec = spec_from_file_location("measure_speed", PEERS.parent.parent / "docs" / "measure_speed.py")
+    spec = spec_from_file_location("measure_speed", ROOT / "benchmarks/pages/measure_speed.py")
     assert spec is not None
     assert spec.loader is not None
     script = module_from_spec(spec)

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from magicdec.commands import bench_stats
-from magicdec.commands.bench_plots import PLOTS, check_plots, draw_plots
-from magicdec.commands.bench_result import BenchResult, Cell, load, save
-from magicdec.commands.bench_table import HEADS, markdown, rows, show
+from magicdec.bench import stats as bench_stats
+from magicdec.bench.plots import PLOTS, check_plots, draw_plots
+from magicdec.bench.result import BenchResult, Cell, load, save
+from magicdec.bench.table import HEADS, markdown, rows, show
 from magicdec.errors import ConfigError
 from tests.bench.results import batch_run, cell, plain_run, result
 

@@ -5,16 +5,16 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from magicdec.commands.bench_grid import PLAIN, Grid, Way
-from magicdec.commands.bench_prompts import cut_prompts
-from magicdec.commands.bench_run import BatchRunner, same_tokens
-from magicdec.commands.bench_session import interleave
+from magicdec.bench.grid import PLAIN, Grid, Way
+from magicdec.bench.prompts import cut_prompts
+from magicdec.bench.run import BatchRunner, same_tokens
+from magicdec.bench.session import interleave
 from magicdec.errors import ConfigError
-from magicdec.runtime.model_input import ModelInput
-from magicdec.runtime.proposer import PlainProposer
+from magicdec.plugins.model.inputs import ModelInput
+from magicdec.runtime.engine.proposer import PlainProposer
 from magicdec.runtime.sampling_params import SamplingParams
-from magicdec.runtime.toy_runner import ToyRunner
-from tests import toy
+from tests.support import toy
+from tests.support.toy_runner import ToyRunner
 
 PROMPTS = ([1, 2, 3, 4, 5, 6, 7, 8, 9], [9, 8, 7, 6, 5, 4, 3, 2, 1], [3] * 9)
 WAYS = [Way("self", 512, length) for length in (1, 2, 3)]

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from tests.smollm2 import ROOT, smollm2_engine
+from tests.support.paths import ROOT
+from tests.support.smollm2 import smollm2_engine
 
 SERVING = ROOT / "benchmarks" / "serving"
 MODULES = ("client", "server", "load", "soak", "public_tool", "table", "run")
@@ -302,7 +303,7 @@ def test_load_soak_and_aiperf_on_the_real_server(tmp_path: Path) -> None:
 def test_the_page_is_filled_between_its_marks(serving: dict[str, ModuleType], tmp_path: Path) -> None:
     """Of the parts that were measured; what else it says stays."""
     assert serving
-    spec = spec_from_file_location("measure_serving", ROOT / "docs" / "measure_serving.py")
+    spec = spec_from_file_location("measure_serving", ROOT / "benchmarks/pages/measure_serving.py")
     assert spec is not None
     assert spec.loader is not None
     script = module_from_spec(spec)

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from magicdec.builder.build import build_pair
-from magicdec.runtime.manifest import PairConfig
+from magicdec.pair.config import PairConfig
 
 
 def tiny_config(**changes: Any) -> PairConfig:

@@ -5,8 +5,8 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
-from magicdec.runtime.model_input import SequenceInput, pack
-from magicdec.runtime.torch_runner import TorchRunner
+from magicdec.plugins.model.inputs import SequenceInput, pack
+from magicdec.runtime.runners.torch_runner import TorchRunner
 
 BLOCK_SIZE = 16
 

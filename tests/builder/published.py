@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from magicdec.builder.model_spec import ModelSpec, parse_config
+from magicdec.builder.checkpoints.model_spec import ModelSpec, parse_config
 
 _LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 

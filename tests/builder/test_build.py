@@ -11,9 +11,9 @@ import pytest
 from magicdec.builder import safetensors_writer
 from magicdec.builder.build import build_pair
 from magicdec.errors import BuildError, CheckpointError, EngineError
-from magicdec.runtime.manifest import check_hashes, load_engine, load_pair
+from magicdec.pair.manifest import check_hashes, load_engine, load_pair
 from tests.builder.engines import tiny_config
-from tests.tiny_models import write_tiny_checkpoint
+from tests.support.tiny_models import write_tiny_checkpoint
 
 
 @pytest.fixture

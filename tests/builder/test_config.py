@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from magicdec.builder.checkpoints.model_spec import ModelSpec
 from magicdec.builder.config import config_names, load_config, resolve_config
 from magicdec.builder.memory import GPU_BYTES, USABLE_FRACTION, memory_need
-from magicdec.builder.model_spec import ModelSpec
 from magicdec.builder.pair import Side, check_pair
 from magicdec.builder.tokenizer import TokenizerInfo
 from magicdec.errors import ConfigError
-from magicdec.runtime.manifest import ROLES, PairConfig, Role
+from magicdec.pair.config import ROLES, PairConfig, Role
 from tests.builder.published import PUBLISHED
 
 MINIMAL = "name: tiny\ntarget: random\ndraft: {kind: self}\n"

@@ -11,15 +11,16 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from magicdec.builder import convert
+from magicdec.builder.checkpoints.source import SafetensorsSource, open_source
 from magicdec.builder.convert import write_rank
 from magicdec.builder.shard import check_tp, plan_rank
-from magicdec.builder.source import SafetensorsSource, open_source
 from magicdec.builder.storage import Storage
 from magicdec.errors import CheckpointError, ConfigError
-from magicdec.runtime.manifest import DtypeName, hash_file, load_engine
+from magicdec.pair.config import DtypeName
+from magicdec.pair.manifest import hash_file, load_engine
 from tests.builder.engines import build_target, rejoin
 from tests.builder.published import PUBLISHED
-from tests.tiny_models import FAMILIES, Family, write_tiny_checkpoint
+from tests.support.tiny_models import FAMILIES, Family, write_tiny_checkpoint
 
 
 def read_config(directory: Path) -> dict[str, Any]:

@@ -10,13 +10,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from magicdec.builder import gguf_source, storage
-from magicdec.builder.model_spec import ModelSpec, parse_config
+from magicdec.builder import storage
+from magicdec.builder.checkpoints import gguf_source
+from magicdec.builder.checkpoints.model_spec import ModelSpec, parse_config
 from magicdec.builder.shard import OutputTensor, plan_rank
+from tests.builder.checkpoints.tiny_gguf import write_tiny_gguf
 from tests.builder.engines import build_target, rejoin
 from tests.builder.logits import reference_logits, runner_logits
-from tests.builder.tiny_gguf import write_tiny_gguf
-from tests.tiny_models import FAMILIES, Family, write_tiny_checkpoint
+from tests.support.tiny_models import FAMILIES, Family, write_tiny_checkpoint
 
 TOLERANCE = 1e-4
 # Seven blocks of 16, as far as the longest wavelengths of the tiny models' rotary embedding.
@@ -132,7 +133,7 @@ def test_a_configuration_read_wrongly_is_seen(
     def misread(values: dict[str, Any], where: str, *, has_lm_head: bool) -> ModelSpec:
         return replace(parse_config(values, where, has_lm_head=has_lm_head), **change)
 
-    monkeypatch.setattr("magicdec.builder.source.parse_config", misread)
+    monkeypatch.setattr("magicdec.builder.checkpoints.source.parse_config", misread)
     assert max_error(checkpoint, build_target(checkpoint, tmp_path / "engine")) > 100 * TOLERANCE
 
 

@@ -12,22 +12,23 @@ from safetensors.torch import load_file
 
 from magicdec.builder import calibrate
 from magicdec.builder.build import build_pair
+from magicdec.builder.observers import fp8_scale
 from magicdec.builder.rounding import InputStatistics, round_to_fp8
-from magicdec.builder.watches import fp8_scale
 from magicdec.errors import ConfigError
+from magicdec.pair.manifest import load_engine
 from magicdec.plugins import fp8 as fp8_numbers
 from magicdec.plugins.cpu.library import native
 from magicdec.plugins.fp8 import FP8, FP8_MAX, from_fp8, to_fp8
 from magicdec.plugins.hadamard import Hadamard
 from magicdec.plugins.linear import Fp8Linear
-from magicdec.runtime import kv_cache, native_model, torch_runner
-from magicdec.runtime.manifest import load_engine
-from magicdec.runtime.native_model import NativeModel
-from magicdec.runtime.torch_model import TorchModel
+from magicdec.plugins.model import kv_cache, native_model
+from magicdec.plugins.model.native_model import NativeModel
+from magicdec.plugins.model.torch_model import TorchModel
+from magicdec.runtime.runners import torch_runner
+from tests.builder.checkpoints.tiny_gguf import write_tiny_gguf
 from tests.builder.engines import build_target, rejoin, tiny_config
 from tests.builder.logits import reference_logits, runner_logits
-from tests.builder.tiny_gguf import write_tiny_gguf
-from tests.tiny_models import FAMILIES, Family, write_tiny_checkpoint
+from tests.support.tiny_models import FAMILIES, Family, write_tiny_checkpoint
 
 BOTH: dict[str, Any] = {"quantization": {"target": "fp8"}, "kv_cache_dtype": "fp8"}
 WEIGHTS: dict[str, Any] = {"quantization": {"target": "fp8"}}

@@ -13,10 +13,11 @@ from magicdec.builder.memory import kv_bytes_per_token, memory_need
 from magicdec.builder.pair import Side, check_pair, check_tokenizers, resolve_eos
 from magicdec.builder.tokenizer import TokenizerInfo
 from magicdec.errors import BuildError, CheckpointError, ConfigError, PairError
-from magicdec.runtime.manifest import Role, load_engine
+from magicdec.pair.config import Role
+from magicdec.pair.manifest import load_engine
 from tests.builder.engines import tiny_config
 from tests.builder.published import PUBLISHED
-from tests.tiny_models import write_tiny_checkpoint
+from tests.support.tiny_models import write_tiny_checkpoint
 
 LLAMA2, LLAMA2_70B = "meta-llama/Llama-2-7b-hf", "meta-llama/Llama-2-70b-chat-hf"
 LLAMA3, LLAMA31, LLAMA32 = (

@@ -11,9 +11,9 @@ import torch
 from tokenizers import Tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from magicdec.runtime.manifest import load_engine, load_pair
+from magicdec.pair.manifest import load_engine, load_pair
 from tests.builder.logits import runner_logits
-from tests.smollm2 import smollm2_engine, smollm2_gguf
+from tests.support.smollm2 import smollm2_engine, smollm2_gguf
 
 NAMES = {
     "attn_norm": "input_layernorm",

@@ -13,14 +13,15 @@ from magicdec.builder.build import build_pair
 from magicdec.builder.memory import memory_need
 from magicdec.builder.storage import Storage, rank_bytes
 from magicdec.errors import CheckpointError, ConfigError
+from magicdec.pair.config import PairConfig, WeightOnly
+from magicdec.pair.manifest import check_hashes, load_engine
+from magicdec.plugins.model.inputs import SequenceInput, pack
+from magicdec.plugins.model.torch_model import ModelConfig, TorchModel
 from magicdec.plugins.weight_only import from_int4, from_int8
-from magicdec.runtime.manifest import PairConfig, WeightOnly, check_hashes, load_engine
-from magicdec.runtime.model_input import SequenceInput, pack
-from magicdec.runtime.torch_model import ModelConfig, TorchModel
-from magicdec.runtime.torch_runner import TorchRunner
+from magicdec.runtime.runners.torch_runner import TorchRunner
 from tests.builder.engines import tiny_config
 from tests.builder.published import PUBLISHED
-from tests.tiny_models import Family, write_tiny_checkpoint
+from tests.support.tiny_models import Family, write_tiny_checkpoint
 
 KINDS: tuple[WeightOnly, ...] = ("int8", "int4")
 LINEAR = ("attention.qkv", "attention.dense", "mlp.fc", "mlp.gate", "mlp.proj")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines import Drafter, tiny_pair
+from tests.support.engines import Drafter, tiny_pair
 
 PairFactory = Callable[[Drafter], Path]
 

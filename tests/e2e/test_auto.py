@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from magicdec.errors import EngineError
-from magicdec.runtime.drafters import Drafters
+from magicdec.runtime.drafting.switch import Drafters
 from magicdec.runtime.llm import LLM
 from magicdec.runtime.sampling_params import SamplingParams
 from tests.e2e.test_exactness import PARAMS, PROMPTS
-from tests.engines import Drafter, tiny_pair
+from tests.support.engines import Drafter, tiny_pair
 
 
 @pytest.mark.parametrize("drafter", ["self", "in_cache", "ngram"])

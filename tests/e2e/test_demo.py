@@ -9,15 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from magicdec.commands import comparison, demo
+from magicdec.bench import comparison
+from magicdec.commands import demo
 from magicdec.errors import RequestError
+from magicdec.pair.manifest import load_pair
 from magicdec.runtime.llm import LLM
-from magicdec.runtime.manifest import load_pair
 from magicdec.runtime.outputs import RequestOutput
 from magicdec.runtime.sampling_params import SamplingParams
 from tests.e2e.conftest import PairFactory
-from tests.engines import tiny_pair
-from tests.smollm2 import ROOT
+from tests.support.engines import tiny_pair
+from tests.support.paths import ROOT
 
 TEXT = "there in the one and on the other are the rest then "
 PARAMS = SamplingParams(temperature=0, frequency_penalty=0.3, max_tokens=30, ignore_eos=True)

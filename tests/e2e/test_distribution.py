@@ -13,13 +13,13 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from magicdec.runtime import rejection
+from magicdec.plugins.model.inputs import SequenceInput, pack
 from magicdec.runtime.llm import LLM
-from magicdec.runtime.logits import LogitsProcessor
-from magicdec.runtime.model_input import SequenceInput, pack
+from magicdec.runtime.sampling import acceptance as rejection
+from magicdec.runtime.sampling.logits import LogitsProcessor
 from magicdec.runtime.sampling_params import SamplingParams
 from tests.e2e.conftest import PairFactory
-from tests.engines import Drafter
+from tests.support.engines import Drafter
 
 PROMPT = [3 + index * 37 % 120 for index in range(100)] + [5, 40, 33, 40, 33, 40, 33, 40]  # longer than the window
 LENGTH, NUM_SAMPLES = 4, 2000

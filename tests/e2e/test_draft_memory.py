@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from magicdec.runtime.draft_cache import CyclicDraftCache
+from magicdec.runtime.drafting.model_proposer import ModelProposer
+from magicdec.runtime.drafting.views import CyclicDraftCache
 from magicdec.runtime.llm import LLM
-from magicdec.runtime.model_proposer import ModelProposer
+from magicdec.runtime.runners.torch_runner import TorchRunner
 from magicdec.runtime.sampling_params import SamplingParams
-from magicdec.runtime.torch_runner import TorchRunner
-from tests.engines import BLOCK, WINDOW, tiny_pair
+from tests.support.engines import BLOCK, WINDOW, tiny_pair
 
 CONTEXTS = (1024, 4096, 32768)
 SHAPE: dict[str, Any] = {

@@ -10,7 +10,7 @@ from magicdec.runtime.llm import LLM
 from magicdec.runtime.outputs import RequestOutput
 from magicdec.runtime.sampling_params import SamplingParams
 from tests.e2e.conftest import PairFactory
-from tests.engines import DRAFTERS, Drafter
+from tests.support.engines import DRAFTERS, Drafter
 
 RNG = random.Random(0)
 PROMPTS = [[RNG.randrange(3, 128) for _ in range(length)] for length in (1, 5, 33, 150, 70, 16)]

@@ -9,13 +9,13 @@ import torch
 from magicdec.builder import calibrate
 from magicdec.commands.inspect import inspect
 from magicdec.errors import ConfigError
+from magicdec.pair.manifest import load_pair
+from magicdec.pair.memory import plan_memory
 from magicdec.plugins.hadamard import Hadamard
 from magicdec.runtime.llm import LLM
-from magicdec.runtime.manifest import load_pair
-from magicdec.runtime.memory import plan_memory
-from magicdec.runtime.torch_runner import TorchRunner
+from magicdec.runtime.runners.torch_runner import TorchRunner
 from tests.e2e.test_exactness import PARAMS, PROMPTS, accepted, assert_same
-from tests.engines import DRAFTERS, Drafter, tiny_pair
+from tests.support.engines import DRAFTERS, Drafter, tiny_pair
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def test_sink_keys_are_rewritten_in_fp8(directory: Path) -> None:
 def test_an_fp8_draft_of_a_full_precision_target(directory: Path) -> None:
     """Separate switches: only the draft is FP8; the output is the full-precision target's."""
     from magicdec.builder.build import build_pair
-    from magicdec.runtime.manifest import PairConfig
+    from magicdec.pair.config import PairConfig
 
     base = tiny_pair(directory, "in_cache")
     values = load_pair(base).config.model_dump()
@@ -108,7 +108,7 @@ def test_an_fp8_draft_of_a_full_precision_target(directory: Path) -> None:
 def test_fp8_needs_a_gpu_that_has_it(directory: Path) -> None:
     from magicdec.builder.build import build_pair
     from magicdec.builder.config import resolve_config
-    from magicdec.runtime.manifest import PairConfig
+    from magicdec.pair.config import PairConfig
 
     base = load_pair(tiny_pair(directory, "self")).config
     config = PairConfig.model_validate(base.model_dump() | {"gpu": "a100-80gb"})

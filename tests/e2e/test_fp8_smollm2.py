@@ -10,10 +10,10 @@ import torch
 from magicdec.builder.build import build_pair
 from magicdec.builder.calibrate import CALIBRATION_TOKENS
 from magicdec.builder.config import load_config, resolve_config
-from magicdec.runtime.model_input import SequenceInput, pack
-from magicdec.runtime.tokenizer import HFTokenizer
-from magicdec.runtime.torch_runner import TorchRunner
-from tests.smollm2 import smollm2_gguf
+from magicdec.plugins.model.inputs import SequenceInput, pack
+from magicdec.runtime.runners.torch_runner import TorchRunner
+from magicdec.runtime.text.tokenizer import HFTokenizer
+from tests.support.smollm2 import smollm2_gguf
 
 pytestmark = pytest.mark.slow
 LENGTH, BLOCK = 2048, 16

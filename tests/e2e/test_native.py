@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from magicdec.plugins.cpu.library import native
+from magicdec.plugins.model.native_model import NativeModel
 from magicdec.runtime.llm import LLM
-from magicdec.runtime.native_model import NativeModel
 from magicdec.runtime.sampling_params import SamplingParams
 from tests.e2e.conftest import PairFactory
 from tests.e2e.test_exactness import PROMPTS
-from tests.engines import DRAFTERS, Drafter
+from tests.support.engines import DRAFTERS, Drafter
 
 PARAMS = [SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)] * 3 + [
     SamplingParams(seed=seed, max_tokens=60, ignore_eos=True) for seed in range(3)

@@ -10,7 +10,7 @@ from magicdec.builder.build import build_pair
 from magicdec.builder.config import load_config
 from magicdec.runtime.llm import LLM
 from magicdec.runtime.sampling_params import SamplingParams
-from tests.smollm2 import smollm2_engine, smollm2_gguf
+from tests.support.smollm2 import smollm2_engine, smollm2_gguf
 
 TEXT = "\n\n".join(pydoc_data.topics.topics[name] for name in sorted(pydoc_data.topics.topics))
 

@@ -14,24 +14,26 @@ import torch
 from magicdec.builder.build import build_pair
 from magicdec.builder.config import load_config
 from magicdec.errors import EngineError, RequestError
-from magicdec.runtime import torch_runner
-from magicdec.runtime.draft import Draft
+from magicdec.pair.config import PairConfig
+from magicdec.pair.manifest import load_pair
+from magicdec.plugins.model.inputs import SequenceInput, pack
+from magicdec.runtime.engine.request import Request
+from magicdec.runtime.engine.sampler import Span, verify_all
 from magicdec.runtime.llm import LLM
-from magicdec.runtime.manifest import PairConfig, load_pair
-from magicdec.runtime.model_input import SequenceInput, pack
-from magicdec.runtime.model_runner import ModelRunner
 from magicdec.runtime.outputs import RequestOutput
-from magicdec.runtime.rejection import VerifyOutput
-from magicdec.runtime.request import Request
-from magicdec.runtime.sampler import Span, verify_all
+from magicdec.runtime.runners import torch_runner
+from magicdec.runtime.runners.interface import ModelRunner
+from magicdec.runtime.runners.torch_runner import TorchRunner
+from magicdec.runtime.runners.trtllm.runner import TrtllmRunner
+from magicdec.runtime.sampling.acceptance import VerifyOutput
+from magicdec.runtime.sampling.draft import Draft
 from magicdec.runtime.sampling_params import SamplingParams
-from magicdec.runtime.torch_runner import TorchRunner
-from magicdec.runtime.trtllm_runner import TrtllmRunner
 from tests.e2e.test_exactness import PARAMS, PROMPTS, accepted
-from tests.engines import BLOCK, DRAFTERS, Drafter, tiny_pair
-from tests.smollm2 import ROOT, smollm2_gguf
-from tests.tiny_models import FAMILIES, Family
-from tests.trtllm import compile_pair, standin
+from tests.support.engines import BLOCK, DRAFTERS, Drafter, tiny_pair
+from tests.support.paths import ROOT
+from tests.support.smollm2 import smollm2_gguf
+from tests.support.tiny_models import FAMILIES, Family
+from tests.support.trtllm import compile_pair, standin
 
 Pairs = Callable[[Drafter, Family], tuple[Path, Path]]
 
@@ -84,7 +86,7 @@ def accepted_counts(monkeypatch: pytest.MonkeyPatch) -> set[tuple[int, int]]:
         seen.update((len(draft.token_ids), out.num_accepted) for draft, out in pairs if isinstance(out, VerifyOutput))
         return verdicts
 
-    monkeypatch.setattr("magicdec.runtime.engine.verify_all", recorded)
+    monkeypatch.setattr("magicdec.runtime.engine.engine.verify_all", recorded)
     return seen
 
 

@@ -8,18 +8,19 @@ import torch
 
 from magicdec.builder import calibrate
 from magicdec.commands.inspect import inspect
+from magicdec.pair.config import WeightOnly
+from magicdec.pair.manifest import load_pair
+from magicdec.pair.memory import plan_memory
+from magicdec.plugins.model.inputs import ModelInput, SequenceInput, pack
+from magicdec.plugins.model.native_model import NativeModel
+from magicdec.runtime.drafting.model_proposer import ModelProposer
 from magicdec.runtime.llm import LLM
-from magicdec.runtime.manifest import WeightOnly, load_pair
-from magicdec.runtime.memory import plan_memory
-from magicdec.runtime.model_input import ModelInput, SequenceInput, pack
-from magicdec.runtime.model_proposer import ModelProposer
-from magicdec.runtime.native_model import NativeModel
 from magicdec.runtime.outputs import RequestOutput
+from magicdec.runtime.runners.torch_runner import TorchRunner
 from magicdec.runtime.sampling_params import SamplingParams
-from magicdec.runtime.torch_runner import TorchRunner
 from tests.e2e.test_distribution import p_value
 from tests.e2e.test_exactness import PARAMS, PROMPTS, accepted, assert_same
-from tests.engines import BLOCK, Drafter, tiny_pair
+from tests.support.engines import BLOCK, Drafter, tiny_pair
 
 KINDS: tuple[WeightOnly, ...] = ("int8", "int4")
 GREEDY = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)

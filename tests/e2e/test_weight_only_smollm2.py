@@ -9,13 +9,13 @@ from safetensors.torch import load_file
 
 from magicdec.builder.build import build_pair
 from magicdec.builder.config import load_config
+from magicdec.plugins.model.native_model import NativeModel
 from magicdec.plugins.weight_only import from_int4
 from magicdec.runtime.llm import LLM
-from magicdec.runtime.native_model import NativeModel
+from magicdec.runtime.runners.torch_runner import TorchRunner
 from magicdec.runtime.sampling_params import SamplingParams
-from magicdec.runtime.torch_runner import TorchRunner
 from tests.e2e.test_exactness import accepted
-from tests.smollm2 import smollm2_gguf
+from tests.support.smollm2 import smollm2_gguf
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ import torch
 
 from magicdec.runtime.llm import LLM
 from tests.e2e.test_exactness import PARAMS, PROMPTS
-from tests.trtllm import standin
+from tests.support.trtllm import standin
 
 
 def main(pair: str, output: str, options: str) -> None:

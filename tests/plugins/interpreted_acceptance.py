@@ -15,11 +15,11 @@ import torch
 
 from magicdec.plugins import acceptance, acceptance_kernel, acceptance_ops
 from magicdec.plugins.acceptance import AcceptanceRequest, Outcome, Rule
-from magicdec.runtime.device_acceptance import DeviceAcceptance
-from magicdec.runtime.draws import gumbel
+from magicdec.runtime.engine.device_acceptance import DeviceAcceptance
+from magicdec.runtime.sampling.draws import gumbel
 from magicdec.runtime.sampling_params import SamplingParams
-from tests import toy
 from tests.plugins.acceptance_cases import Batch, at_the_edges, random_batch
+from tests.support import toy
 
 
 def reference(batch: Batch, block_size: int) -> list[Outcome | None]:

@@ -13,9 +13,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from magicdec.plugins import acceptance_kernel
+from tests.support.paths import ROOT
 
 INTERPRETED = Path(__file__).with_name("interpreted_acceptance.py")
-ROOT = Path(__file__).parents[2]
 KERNELS = ("_summarize", "_decide", "_subtract", "_choose")
 TYPES = {
     **dict.fromkeys(("stride", "draft_stride"), "i64"),

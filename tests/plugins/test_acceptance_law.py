@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from magicdec.plugins import acceptance
-from magicdec.runtime import rejection
-from magicdec.runtime.draws import gumbel
-from magicdec.runtime.rejection import VerifyOutput
-from tests import law
-from tests.law import Table
+from magicdec.runtime.sampling import acceptance as rejection
+from magicdec.runtime.sampling.acceptance import VerifyOutput
+from magicdec.runtime.sampling.draws import gumbel
+from tests.support import law
+from tests.support.law import Table
 
 T2, T3, T20 = (law.random_table(v, seed=1) for v in (2, 3, 20))
 D2, D3, D20 = (law.random_table(v, seed=2) for v in (2, 3, 20))

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from magicdec.builder.build import build_pair
-from magicdec.runtime.model_input import SequenceInput, pack
-from magicdec.runtime.torch_runner import TorchRunner
+from magicdec.plugins.model.inputs import SequenceInput, pack
+from magicdec.runtime.runners.torch_runner import TorchRunner
 from tests.builder.engines import tiny_config
-from tests.tiny_models import FAMILIES, Family, write_tiny_checkpoint
-from tests.trtllm_driver import Driver
+from tests.support.tiny_models import FAMILIES, Family, write_tiny_checkpoint
+from tests.support.trtllm_driver import Driver
 
 BLOCK, NUM_BLOCKS = 16, 12
 LONG, SHORT = (7, 3, 9, 0, 5), (11, 2)  # block tables

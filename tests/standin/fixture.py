@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from magicdec.builder import trtllm_rules
+from magicdec.builder.trtllm import rules as trtllm_rules
 from tests.standin import standin_packages
 
 

@@ -11,9 +11,9 @@ wait_politely()
 
 import torch  # noqa: E402 - threads are told how to wait before PyTorch starts them
 
-from magicdec.commands.bench_drafters import make_proposer  # noqa: E402
-from magicdec.commands.bench_grid import PLAIN, Way  # noqa: E402
-from magicdec.commands.bench_run import BatchRunner  # noqa: E402
+from magicdec.bench.drafters import make_proposer  # noqa: E402
+from magicdec.bench.grid import PLAIN, Way  # noqa: E402
+from magicdec.bench.run import BatchRunner  # noqa: E402
 from magicdec.runtime.llm import LLM  # noqa: E402
 from magicdec.runtime.sampling_params import SamplingParams  # noqa: E402
 

@@ -1,4 +1,4 @@
-// The bits of counter-based draws; runtime/draws.py says what they are for and makes the same ones with numpy.
+// The bits of counter-based draws; runtime/sampling/draws.py says what they are for and makes the same ones with numpy.
 #include <cstdint>
 
 namespace {

@@ -11,7 +11,7 @@
 
 namespace magicdec {
 
-// runtime/native_model.py declares these structures once more. Norms are padded with zeros to kAlign.
+// plugins/model/native_model.py declares these structures once more. Norms are padded with zeros to kAlign.
 struct DecoderLayer {
     const float *input_norm, *input_offset; // offset: null, or subtracted from what the norm makes
     const float *post_norm, *post_offset;
@@ -46,7 +46,7 @@ struct Pass {
 
 constexpr int64_t kAlign = 16;
 
-// Of a pass's time; runtime/native_model.py has the same order.
+// Of a pass's time; plugins/model/native_model.py has the same order.
 enum Part { kNorms, kQkv, kHeads, kAttention, kDense, kGateUp, kDown, kLogits, kNumParts };
 
 // One head of one row: where it comes from and what is made of it.
