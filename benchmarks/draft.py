@@ -20,7 +20,7 @@ wait_politely()  # before torch is imported
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
-from magicdec.bench.drafters import make_proposer  # noqa: E402
+from magicdec.bench.drafters import make_drafting  # noqa: E402
 from magicdec.bench.grid import PLAIN, Way  # noqa: E402
 from magicdec.bench.prompts import FILL_FROM, cut_prompts, fill_prompts  # noqa: E402
 from magicdec.bench.run import BatchRunner  # noqa: E402
@@ -66,7 +66,7 @@ def measure(ways: list[Way], contexts: list[int], batches: list[int], repeats: i
         for repeat in range(repeats):
             for batch in batches:
                 for way in ways:
-                    runner = BatchRunner(llm.engine, make_proposer(llm, way), device_clock("cpu"))
+                    runner = BatchRunner(llm.engine, make_drafting(llm, way), device_clock("cpu"))
                     for context in contexts if repeat % 2 else reversed(contexts):
                         status.update(f"{batch} x {context:,} tokens, {way.drafter}, run {repeat + 1}")
                         run, _ = runner.run(prompts[context][:batch], [sampling(way)] * batch, TOKENS)
@@ -79,7 +79,7 @@ def fill(llm: LLM, contexts: list[int], batch: int) -> dict[int, list[list[int]]
     """Prompts of each context, all of them in the prefix cache."""
     tokens = llm.tokenizer.encode_plain(read_long_text(None))
     source = tokens[:FILL_FROM]
-    runner = BatchRunner(llm.engine, make_proposer(llm, PLAIN), device_clock("cpu"))
+    runner = BatchRunner(llm.engine, make_drafting(llm, PLAIN), device_clock("cpu"))
     single = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, num_draft_tokens=0)
     runner.read([[*source, source[0]]], single, lambda _done, _total: None)
     prompts = {context: cut_prompts(tokens, context, batch, 7 * i) for i, context in enumerate(contexts)}

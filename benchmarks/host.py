@@ -24,8 +24,9 @@ from rich.table import Table
 from magicdec.pair.budget import num_cyclic_blocks
 from magicdec.plugins.model.inputs import ModelInput
 from magicdec.runtime.drafting.model_proposer import ModelProposer
-from magicdec.runtime.drafting.views import CyclicDraftCache, TargetWindow
+from magicdec.runtime.drafting.views import CyclicView, TargetWindow
 from magicdec.runtime.engine.block_manager import BlockManager
+from magicdec.runtime.engine.drafting import Drafting
 from magicdec.runtime.engine.engine import Engine
 from magicdec.runtime.engine.scheduler import FixedDrafts, Scheduler
 from magicdec.runtime.sampling_params import SamplingParams
@@ -93,25 +94,25 @@ def build(vocab_size: int, drafter: str, batch: int, context: int, draft_len: in
     blocks_each = -(-(context + max_tokens + draft_len + 1) // size)
     runner = FreeRunner(vocab_size, batch * blocks_each, size, batch * (draft_len + 1))
     blocks = BlockManager(runner.num_blocks, size, prefix_caching=True)
-    cache: TargetWindow | CyclicDraftCache
+    cache: TargetWindow | CyclicView
     if drafter == "self":
         cache, draft = TargetWindow(blocks, window_size=window, num_sink_tokens=sinks), runner
     else:
         each = num_cyclic_blocks(sinks, window, size, draft_len)
         draft = FreeRunner(vocab_size, batch * each, size, batch)
-        cache = CyclicDraftCache(
+        cache = CyclicView(
             draft, window_size=window, num_sink_tokens=sinks, num_blocks_per_request=each, sink_positions="in_cache"
         )
-    scheduler = Scheduler(blocks, FixedDrafts(lambda _: draft_len), max_batch_size=batch, max_num_tokens=8192)
-    return Engine(
+    engine = Engine(
         runner,
         blocks,
-        scheduler,
-        ModelProposer(draft, cache),
+        Scheduler(blocks, max_batch_size=batch, max_num_tokens=8192),
         max_seq_len=blocks_each * size,
         max_draft_len=draft_len,
         eos_token_ids=[],
     )
+    engine.use(Drafting(FixedDrafts(lambda _: draft_len), ModelProposer(draft, cache)))
+    return engine
 
 
 def measure(args: argparse.Namespace, vocab_size: int, sampling: str) -> dict[str, float]:
@@ -134,8 +135,8 @@ def measure(args: argparse.Namespace, vocab_size: int, sampling: str) -> dict[st
 def _steps(engine: Engine, count: int) -> Iterator[dict[str, float]]:
     watch = Stopwatch()
     watch.wrap(engine, "_schedule", "schedule")
-    watch.wrap(engine.proposer, "propose", "propose")
-    watch.wrap(engine, "_verify", "verify")
+    watch.wrap(engine.drafting.proposer, "propose", "propose")
+    watch.wrap(engine, "_score", "verify")
     watch.wrap(engine, "_accept", "accept")
     watch.wrap(engine, "_commit", "commit")
     watch.wrap(engine, "step", "rest")

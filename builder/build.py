@@ -29,7 +29,7 @@ from magicdec.pair.config import DtypeName, PairConfig, Role
 from magicdec.pair.manifest import ENGINE_FILE, PAIR_FILE, EngineManifest, FileRecord, PairManifest, hash_file
 
 OnProgress = Callable[[str, int, int], None]
-log = logging.getLogger("magicdec.builder")
+logger = logging.getLogger("magicdec.builder")
 _PACKAGES = ("magicdec", "torch", "safetensors", "transformers", "gguf", "tensorrt_llm", "tensorrt")
 
 
@@ -68,7 +68,7 @@ def build_pair(
     with _sources(_paths(target, draft, config)) as sources, _temporary(output, overwrite) as directory:
         sides = _stage(sources, directory, report)
         check_pair(config, sides["target"], sides.get("draft"), output)
-        log.info("the target runs on %d ranks, its draft on %d", config.tp_size, config.tp_size_of("draft"))
+        logger.info("the target runs on %d ranks, its draft on %d", config.tp_size, config.tp_size_of("draft"))
         plans, eos_token_ids = _plans(config, sides), {role: resolve_eos(side) for role, side in sides.items()}
         for role, source in sources.items():
             files = _write_checkpoint(role, source, config, directory / role, text, report)
@@ -130,7 +130,7 @@ def _temporary(output: Path, overwrite: bool) -> Iterator[Path]:
     """A folder beside the output that takes its name if the block ends well, and is removed if it does not."""
     directory = output.parent / f".{output.name}.building-{os.getpid()}"
     for left in output.parent.glob(f".{glob.escape(output.name)}.building-*"):
-        log.warning("%s is left over from a build that was killed, or belongs to one that still runs", left)
+        logger.warning("%s is left over from a build that was killed, or belongs to one that still runs", left)
     try:
         directory.mkdir(parents=True)
     except OSError as error:

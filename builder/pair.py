@@ -14,7 +14,7 @@ from magicdec.errors import BuildError, CheckpointError, ConfigError, PairError
 from magicdec.pair.config import PairConfig, Role
 from magicdec.plugins.weight_only import GROUP
 
-log = logging.getLogger("magicdec.builder")
+logger = logging.getLogger("magicdec.builder")
 _CHOOSE = "Choose a draft of the target's family, or --draft self or ngram, which need none."
 # Tokenizer files, manifests and what the file system itself needs.
 _DISK_SLACK = 64 << 20
@@ -45,7 +45,9 @@ def check_pair(config: PairConfig, target: Side, draft: Side | None, output: Pat
     for side in sides:
         if side.vocab_size < side.tokenizer.size:
             tokens, rows = side.tokenizer.size, side.spec.vocab_size
-            log.warning("the %s's tokenizer has %d ids, its model %d: ids beyond are refused", side.role, tokens, rows)
+            logger.warning(
+                "the %s's tokenizer has %d ids, its model %d: ids beyond are refused", side.role, tokens, rows
+            )
         check_tp(side.spec, config.tp_size_of(side.role), side.role)
     if draft is not None:
         check_tokenizers(target, draft)
@@ -72,9 +74,9 @@ def check_tokenizers(target: Side, draft: Side) -> None:
         raise PairError(f"The tokenizers of {target.path} and {draft.path} differ: {first}. {_CHOOSE}")
     if ours.special != theirs.special:
         ids = ", ".join(str(index) for index in sorted(ours.special ^ theirs.special)[:5])
-        log.warning("token ids %s are special to only one of the two tokenizers; the target's decides", ids)
+        logger.warning("token ids %s are special to only one of the two tokenizers; the target's decides", ids)
     if ours.eos_id != theirs.eos_id:
-        log.warning("the draft's end token is %s, the target's %s; the target's decides", theirs.eos_id, ours.eos_id)
+        logger.warning("the draft's end token is %s, the target's %s; the target's decides", theirs.eos_id, ours.eos_id)
 
 
 def _first_difference(target: Side, draft: Side) -> str | None:
@@ -137,7 +139,7 @@ def _check_target_length(config: PairConfig, target: Side) -> None:
             f"max_seq_len {config.max_seq_len} is more than the {trained} positions that {target.path} was trained "
             f"for, and answers degrade there. Use at most {trained}, or set beyond_trained_len: true (for timing)."
         )
-    log.warning("max_seq_len %d is beyond the target's trained length %d, as asked", config.max_seq_len, trained)
+    logger.warning("max_seq_len %d is beyond the target's trained length %d, as asked", config.max_seq_len, trained)
 
 
 def _check_memory(config: PairConfig, target: ModelSpec, draft: ModelSpec | None) -> None:
@@ -154,7 +156,7 @@ def _check_memory(config: PairConfig, target: ModelSpec, draft: ModelSpec | None
     fitting = need.sequences_in(memory)
     if fitting < config.max_batch_size:
         text = "%s holds %d sequences of max_seq_len %d at once; more of max_batch_size %d run when they are shorter"
-        log.warning(text, config.gpu, fitting, config.max_seq_len, config.max_batch_size)
+        logger.warning(text, config.gpu, fitting, config.max_seq_len, config.max_batch_size)
 
 
 def _check_disk(config: PairConfig, sides: list[Side], output: Path) -> None:
@@ -184,7 +186,7 @@ def resolve_eos(side: Side) -> list[int]:
                 "generation_config.json."
             )
     if not ids:
-        log.warning("%s names no end-of-text token: generation ends at max_tokens or a stop string only", side.path)
+        logger.warning("%s names no end-of-text token: generation ends at max_tokens or a stop string only", side.path)
     return ids
 
 

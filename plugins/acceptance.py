@@ -3,8 +3,8 @@
 The PyTorch reference of `acceptance_kernel`, and the definition of its arithmetic. A token's weight is an integer:
 2 ** (logit * log2(e) / temperature), the power of two as a shift, the rest as a polynomial in float64 whose products
 and sums are rounded one by one. Integers add up to the same sum in any order, so both sides choose the same token from
-the same draws, bit for bit. A weight is cut at 2 ** -44 of the largest in its row; a law thus differs from that of a
-softmax by less than float32 rounds.
+the same draws, bit for bit. A weight is cut at 2 ** -44 of the largest in its row; a distribution thus differs from
+that of a softmax by less than float32 rounds.
 
 The vocabulary V is read in blocks. One pass gives the largest exponent and the sum of each, enough to accept, to
 reject, and to find the block of a bonus token. Only a rejected row is read again, for max(target - draft, 0).
@@ -79,8 +79,8 @@ def accept(
 ) -> list[Outcome | None]:
     """Decide each request; None if that comes to a row with NaN or infinity, or without any token.
 
-    Same law as `runtime.rejection` over a softmax of the logits. Rejection: Leviathan et al. 2023 (arXiv 2211.17192),
-    algorithm 1. Coupled: Daliri et al. 2024 (arXiv 2408.07978).
+    Same distribution as that of `runtime.sampling.acceptance` over a softmax of the logits. Rejection: Leviathan et
+    al. 2023 (arXiv 2211.17192), algorithm 1. Coupled: Daliri et al. 2024 (arXiv 2408.07978).
     """
     check_shapes(logits, draft_probs, requests)
     outcomes: list[Outcome | None] = []
@@ -113,9 +113,9 @@ class _Row:
         self.mantissas, self.exponents = _exp2(self.scaled)  # [V], [V]
         self.tops = torch.stack([block.amax() for block in torch.split(self.exponents, block_size)])  # [blocks]
         self.top = float(self.tops.amax())
-        has_law = self.top > NO_EXPONENT and bool((self.logits < math.inf).all())  # NaN is not below anything
-        self.readable = has_law
-        if has_law:
+        readable = self.top > NO_EXPONENT and bool((self.logits < math.inf).all())  # NaN is not below anything
+        self.readable = readable
+        if readable:
             self.sums = self._block_sums(self._local_weights())  # [blocks], each relative to its own exponent
             self.shares = self.sums >> (self.top - self.tops).clamp(max=63).long()  # [blocks], relative to `top`
             self.total = int(self.shares.sum())

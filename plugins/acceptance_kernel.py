@@ -19,7 +19,17 @@ import triton.language as tl
 
 from magicdec.plugins import acceptance
 from magicdec.plugins.acceptance import AcceptanceRequest, Outcome, Rule, check_shapes
-from magicdec.plugins.acceptance_ops import INFINITY, NO_EXPONENT, NO_LAW, distance, excess, exp2, gumbel, load, weights
+from magicdec.plugins.acceptance_ops import (
+    INFINITY,
+    NO_EXPONENT,
+    UNREADABLE,
+    distance,
+    excess,
+    exp2,
+    gumbel,
+    load,
+    weights,
+)
 
 _REJECTION = tl.constexpr(int(Rule.REJECTION))
 _COUPLED = tl.constexpr(int(Rule.COUPLED))
@@ -117,7 +127,7 @@ def _summarize(
     mantissas, exponents = exp2(scaled, readable & (values > -INFINITY))
     top = tl.max(exponents)
     unreadable = tl.max((~readable).to(tl.int32))
-    tl.store(tops + row * blocks + block, tl.where(unreadable > 0, NO_LAW, top))
+    tl.store(tops + row * blocks + block, tl.where(unreadable > 0, UNREADABLE, top))
     rule = tl.load(ints + row * _INTS + _RULE)
     if rule == _REJECTION:
         tl.store(sums + row * blocks + block, tl.sum(mantissas >> distance(top, exponents)))
@@ -159,7 +169,7 @@ def _decide(
         base, mask = row * blocks + index, index < blocks
         block_tops = tl.load(tops + base, mask=mask, other=NO_EXPONENT)
         top = tl.max(block_tops)
-        unreadable = ((top == NO_LAW) | (top == NO_EXPONENT)).to(tl.int64)
+        unreadable = ((top == UNREADABLE) | (top == NO_EXPONENT)).to(tl.int64)
         token = tl.load(ints + row * _INTS + _DRAFT_TOKEN)  # -1 in the last row
         if tl.load(ints + row * _INTS + _RULE) == _REJECTION:
             block_sums = tl.load(sums + base, mask=mask, other=0)

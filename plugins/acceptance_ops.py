@@ -14,7 +14,7 @@ import triton.language as tl
 from magicdec.plugins import acceptance
 
 NO_EXPONENT = tl.constexpr(acceptance.NO_EXPONENT)
-NO_LAW = tl.constexpr(-acceptance.NO_EXPONENT)  # in place of a block's largest exponent: it holds NaN or infinity
+UNREADABLE = tl.constexpr(-acceptance.NO_EXPONENT)  # in place of a block's largest exponent: it holds NaN or infinity
 INFINITY = tl.constexpr(math.inf)
 _WEIGHT_UNIT = tl.constexpr(2.0**acceptance.WEIGHT_BITS)
 _DEGREE = tl.constexpr(len(acceptance.EXP2_COEFFICIENTS) - 1)

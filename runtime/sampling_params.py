@@ -89,7 +89,7 @@ class SamplingParams(BaseModel):
         seed: makes the output repeatable (and by default `acceptance` "coupled").
         n: number of outputs for the prompt, each with its own randomness.
         logprobs: give the log-probability of each output token and of this many most likely ones.
-        acceptance: rule by which draft tokens are accepted; both leave the law of the output untouched.
+        acceptance: rule by which draft tokens are accepted; both leave the distribution of the output untouched.
         num_draft_tokens: at most this many draft tokens a round; 0 is plain decoding.
 
     Raises:

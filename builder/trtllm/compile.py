@@ -18,7 +18,7 @@ from magicdec.errors import BuildError, MagicDecError
 
 TRTLLM_VERSION: Final = "1.2.1"
 BUILD_CONFIG_FILE: Final = "build_config.json"
-log = logging.getLogger("magicdec.builder")
+logger = logging.getLogger("magicdec.builder")
 
 # A change of one of these by TensorRT-LLM would make answers wrong or sizes not fit, so it fails the build; a change of
 # another option costs speed at most, and is a warning.
@@ -176,7 +176,7 @@ def _check_result(plan: EnginePlan, built: Any) -> None:
             f"TensorRT-LLM changed options of the {plan.role} that it must not change: {', '.join(vital.values())}"
         )
     for text in changed.values():
-        log.warning("TensorRT-LLM changed an option of the %s: %s", plan.role, text)
+        logger.warning("TensorRT-LLM changed an option of the %s: %s", plan.role, text)
 
 
 def _changes(planned: Mapping[str, Any], ended: Mapping[str, Any]) -> dict[str, str]:

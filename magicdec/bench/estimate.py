@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from magicdec.bench.drafters import make_proposer
+from magicdec.bench.drafters import make_drafting
 from magicdec.bench.grid import PLAIN, Point
 from magicdec.bench.run import BatchRunner, Clock
-from magicdec.bench.session import WARM_UP_TOKENS, Plan
+from magicdec.bench.session import WARM_UP_TOKENS, BenchPlan
 from magicdec.runtime.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -24,10 +24,10 @@ class Pace:
     prompt_token: float
 
 
-def probe(llm: "LLM", plan: Plan, tokens: Sequence[int], clock: Clock) -> Pace:
+def probe(llm: "LLM", plan: BenchPlan, tokens: Sequence[int], clock: Clock) -> Pace:
     """Time a short prompt and a few steps behind it; the first reading warms up."""
     length = min(PROBE_TOKENS, max(map(plan.prompt_tokens, plan.grid.contexts)) // 2)
-    runner = BatchRunner(llm.engine, make_proposer(llm, PLAIN), clock)
+    runner = BatchRunner(llm.engine, make_drafting(llm, PLAIN), clock)
     single = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, num_draft_tokens=0)
     prompts = [list(tokens[start : start + length]) for start in (0, 1)]
     seconds = [runner.read([prompt], single, lambda _done, _total: None) for prompt in prompts]
@@ -36,7 +36,7 @@ def probe(llm: "LLM", plan: Plan, tokens: Sequence[int], clock: Clock) -> Pace:
     return Pace(run.decode_seconds / run.steps, min(seconds) / length)
 
 
-def estimate_seconds(plan: Plan, pace: Pace, weight_bytes: int, kv_bytes_per_token: int) -> float:
+def estimate_seconds(plan: BenchPlan, pace: Pace, weight_bytes: int, kv_bytes_per_token: int) -> float:
     """A step is taken to be as slow as it reads bytes, and a prompt token to cost twice as much at 8k tokens.
 
     Speculative runs are counted as plain ones.
@@ -51,7 +51,7 @@ def estimate_seconds(plan: Plan, pace: Pace, weight_bytes: int, kv_bytes_per_tok
     return total
 
 
-def _num_steps(plan: Plan, point: Point) -> int:
+def _num_steps(plan: BenchPlan, point: Point) -> int:
     ways = len(plan.grid.ways_at(point.context))
     runs = ways + max(1, -(-ways // 2))  # of one repeat
     return runs * plan.repeats * (plan.output_tokens + 2) + (ways + 1) * (WARM_UP_TOKENS + 2)

@@ -1,18 +1,19 @@
 """One batch through an engine, with the time of each part of its steps."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
 from magicdec.bench.result import BatchRun
 from magicdec.errors import EngineError
 from magicdec.plugins.model.inputs import ModelInput
-from magicdec.runtime.engine.drafting import StepListener
+from magicdec.runtime.engine.drafting import Drafting
 from magicdec.runtime.engine.engine import Engine
 from magicdec.runtime.engine.proposer import Proposer
 from magicdec.runtime.engine.request import Request
-from magicdec.runtime.engine.scheduler import DraftPolicy, ScheduledRequest
+from magicdec.runtime.engine.scheduler import ScheduledRequest
 from magicdec.runtime.outputs import RequestOutput
 from magicdec.runtime.runners.interface import ModelRunner
 from magicdec.runtime.sampling.draft import Draft
@@ -75,16 +76,12 @@ class _Mark:
 
 
 class BatchRunner:
-    """Runs batches through one engine and one proposer, timing draft, verify and whole steps by `clock`.
+    """Runs batches through one engine with one way of drafting, timing draft, verify and whole steps by `clock`."""
 
-    controller: of the proposer's drafters, where draft lengths are chosen; else the engine's own policy holds.
-    """
-
-    def __init__(
-        self, engine: Engine, proposer: Proposer, clock: Clock, controller: StepListener | None = None
-    ) -> None:
-        self.engine, self.clock, self.controller = engine, clock, controller
-        self.target, self.proposer = TimedRunner(engine.runner, clock), TimedProposer(proposer, clock)
+    def __init__(self, engine: Engine, drafting: Drafting, clock: Clock) -> None:
+        self.engine, self.clock = engine, clock
+        self.target, self.proposer = TimedRunner(engine.runner, clock), TimedProposer(drafting.proposer, clock)
+        self._drafting = replace(drafting, proposer=self.proposer)
 
     def run(
         self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], num_tokens: int
@@ -94,13 +91,9 @@ class BatchRunner:
         Returns the run and all output tokens of each request. params must leave room for more than `num_tokens`: the
         batch is whole in every measured step.
         """
-        engine, own = self.engine, self._parts()
-        engine.runner, engine.proposer = self.target, self.proposer
-        if self.controller is not None:
-            engine.scheduler.policy = engine.controller = self.controller
         names = [f"bench-{index}" for index in range(len(prompts))]
         latest: dict[str, RequestOutput] = {}
-        try:
+        with self._timed(names):
             begin = self.clock()
             for name, prompt, param in zip(names, prompts, params, strict=True):
                 self.engine.add_request(name, prompt, param)
@@ -114,10 +107,6 @@ class BatchRunner:
                 steps += 1
                 assert not any(output.finished for output in latest.values()), "params leave too little room"
             closing = self._mark(latest)
-        finally:
-            for name in names:
-                self.engine.abort(name)
-            engine.runner, engine.proposer, engine.scheduler.policy, engine.controller = own
         if any(output.metrics.num_preemptions for output in latest.values()):
             raise EngineError("the KV cache was too small for the batch, so that requests were computed twice")
         run = BatchRun(
@@ -153,9 +142,18 @@ class BatchRunner:
             for name in names:
                 self.engine.abort(name)
 
-    def _parts(self) -> tuple[ModelRunner, Proposer, DraftPolicy, StepListener | None]:
-        engine = self.engine
-        return engine.runner, engine.proposer, engine.scheduler.policy, engine.controller
+    @contextlib.contextmanager
+    def _timed(self, names: Sequence[str]) -> Iterator[None]:
+        """The engine drafts in this way and its passes are timed; then it has its own parts, and none of the names."""
+        engine, runner = self.engine, self.engine.runner
+        own, engine.runner = engine.use(self._drafting), self.target
+        try:
+            yield
+        finally:
+            for name in names:
+                engine.abort(name)
+            engine.runner = runner
+            engine.use(own)
 
     def _step(self, latest: dict[str, RequestOutput]) -> None:
         for output in self.engine.step():

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from magicdec.bench.drafters import draft_kv_bytes, make_proposer
+from magicdec.bench.drafters import draft_kv_bytes, make_drafting
 from magicdec.bench.grid import PLAIN, Grid, Point, Way
 from magicdec.bench.prompts import FILL_FROM, cut_prompts, fill_prompts
 from magicdec.bench.result import BatchRun, Cell, Prefill, Skipped
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 WARM_UP_TOKENS = 8
 
 
-class OnProgress(Protocol):
+class OnBenchProgress(Protocol):
     """Told what is going on, and the share of the whole that is done where that has changed."""
 
     def __call__(self, what: str, done: float | None = None) -> None:
@@ -30,7 +30,7 @@ class OnProgress(Protocol):
 
 
 @dataclass(frozen=True)
-class Plan:
+class BenchPlan:
     """How to measure. Tokens are of one request and run; frequency_penalty is for greedy decoding only."""
 
     grid: Grid
@@ -94,7 +94,9 @@ class _Measured:
 class Session:
     """One benchmark in progress. tokens: of the text that prompts are cut from; clock: in seconds."""
 
-    def __init__(self, llm: "LLM", plan: Plan, tokens: Sequence[int], clock: Clock, on_progress: OnProgress) -> None:
+    def __init__(
+        self, llm: "LLM", plan: BenchPlan, tokens: Sequence[int], clock: Clock, on_progress: OnBenchProgress
+    ) -> None:
         self.llm, self.plan, self.tokens, self.clock, self.on_progress = llm, plan, tokens, clock, on_progress
         self.prefill: list[Prefill] = []
         self.cells: list[Cell] = []
@@ -124,7 +126,7 @@ class Session:
 
     def _prepare(self, point: Point, prompts: list[list[int]]) -> None:
         """Bring the prompts into the prefix cache."""
-        runner = BatchRunner(self.llm.engine, make_proposer(self.llm, PLAIN), self.clock)
+        runner = BatchRunner(self.llm.engine, make_drafting(self.llm, PLAIN), self.clock)
         single = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, num_draft_tokens=0)
 
         def on_read(done: int, total: int) -> None:
@@ -180,10 +182,9 @@ class Session:
     def _runner(self, way: Way) -> BatchRunner:
         if way.drafter == "auto":
             if self._auto is None:
-                drafters, controller = self.llm.auto_drafting(every=True)
-                self._auto = BatchRunner(self.llm.engine, drafters, self.clock, controller)
+                self._auto = BatchRunner(self.llm.engine, make_drafting(self.llm, way), self.clock)
             return self._auto
-        return BatchRunner(self.llm.engine, make_proposer(self.llm, way), self.clock)
+        return BatchRunner(self.llm.engine, make_drafting(self.llm, way), self.clock)
 
     def _params(self, point: Point, way: Way, repeat: int) -> list[SamplingParams]:
         return [self.plan.sampling(point, way, 1000 * repeat + index) for index in range(point.batch)]

@@ -14,7 +14,7 @@ from magicdec.errors import ConfigError
 
 if TYPE_CHECKING:
     from magicdec.bench.result import BenchResult, Model
-    from magicdec.bench.session import Plan, Session
+    from magicdec.bench.session import BenchPlan, Session
     from magicdec.runtime.llm import LLM
 
 CHUNK = 1024  # rows of one pass while prompts are read
@@ -116,7 +116,7 @@ def bench(
     from magicdec.bench import grid as grids
     from magicdec.bench.plots import check_plots, draw_plots
     from magicdec.bench.result import save
-    from magicdec.bench.session import Plan
+    from magicdec.bench.session import BenchPlan
     from magicdec.bench.table import show
     from magicdec.commands.demo import read_long_text
     from magicdec.pair.manifest import load_engine, load_pair
@@ -133,7 +133,7 @@ def bench(
         pair = load_pair(directory).config
         grids.check_lengths(lengths, pair)
         grids.check_windows(windows, pair)
-        plan = Plan(
+        plan = BenchPlan(
             grid=grids.Grid(
                 contexts,
                 batches,
@@ -188,7 +188,7 @@ def default_engine(
     return prepare_engine(cache_dir, dtype, -(-needed // limit) * limit, quantize_draft="int4")
 
 
-def load(directory: Path, plan: "Plan") -> "LLM":
+def load(directory: Path, plan: "BenchPlan") -> "LLM":
     """The pair with a cache for the largest point of the grid; ConfigError where engine or memory is too small."""
     from magicdec.pair.manifest import load_pair
     from magicdec.pair.memory import free_memory, kv_bytes_per_token
@@ -218,7 +218,7 @@ def load(directory: Path, plan: "Plan") -> "LLM":
         )
 
 
-def measure(llm: "LLM", directory: Path, plan: "Plan", text: str, text_name: str) -> "BenchResult":
+def measure(llm: "LLM", directory: Path, plan: "BenchPlan", text: str, text_name: str) -> "BenchResult":
     """Run the whole plan, with a bar on stderr."""
     from magicdec.bench.estimate import estimate_seconds, probe
     from magicdec.bench.progress import BenchBar
@@ -238,7 +238,7 @@ def measure(llm: "LLM", directory: Path, plan: "Plan", text: str, text_name: str
     return _result(session, model, text_name, (time.perf_counter() - begin) / 60)
 
 
-def _say_estimate(plan: "Plan", seconds: float) -> None:
+def _say_estimate(plan: "BenchPlan", seconds: float) -> None:
     points, ways = len(plan.grid.points), len(plan.grid.ways)
     text = f"{points} points, {ways} ways beside plain decoding, {plan.repeats} runs each: about {seconds / 60:.0f} min"
     if seconds > plan.max_seconds:
@@ -246,7 +246,7 @@ def _say_estimate(plan: "Plan", seconds: float) -> None:
     err().print(text, soft_wrap=True)
 
 
-def _model(llm: "LLM", directory: Path, plan: "Plan") -> "Model":
+def _model(llm: "LLM", directory: Path, plan: "BenchPlan") -> "Model":
     from magicdec.bench.result import Model
     from magicdec.pair.memory import plan_memory
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 DEFAULT_MAX_TOKENS = 256
 PROMPT = "Prompt"
-SAMPLING = "Sampling (off unless given; the output's law is that of plain decoding)"
+SAMPLING = "Sampling (off unless given; the output's distribution is that of plain decoding)"
 STOPPING = "Stopping"
 OUTPUT = "Output"
 EPILOG = """[bold]Examples[/]

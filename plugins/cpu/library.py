@@ -16,7 +16,7 @@ import torch
 from magicdec.errors import EngineError
 
 ISAS = ("avx512", "avx2", "portable")
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @functools.cache
@@ -28,12 +28,12 @@ def native() -> ctypes.CDLL | None:
     MAGICDEC_NATIVE=0 switches it off, MAGICDEC_ISA chooses an instruction set below the CPU's best.
     """
     if os.environ.get("MAGICDEC_NATIVE") == "0":
-        _log.warning("MAGICDEC_NATIVE=0: computing with PyTorch's kernels, which are several times slower")
+        logger.warning("MAGICDEC_NATIVE=0: computing with PyTorch's kernels, which are several times slower")
         return None
     try:
         library = ctypes.CDLL(str(_path()))
     except OSError as error:
-        _log.warning(
+        logger.warning(
             "the native CPU library cannot be loaded (%s): computing with PyTorch's kernels, several times slower. "
             "Install a C++20 compiler (Debian and Ubuntu: apt install g++) and install magicdec again",
             error,

@@ -23,7 +23,7 @@ _Counts = tuple[list[float], list[float]]  # by position: trials, and how many o
 
 
 class AcceptanceRates:
-    """Of one drafter. The rate of position j is that of draft token j + 1 given that those before it were accepted."""
+    """Of one proposer. The rate of position j is that of draft token j + 1 given that those before it were accepted."""
 
     def __init__(self, max_draft_len: int, prior: float = PRIOR_RATE) -> None:
         self.prior = prior
@@ -33,7 +33,7 @@ class AcceptanceRates:
         self._error = self._variance = 0.0  # of the last trials against the shared rates
 
     def observe(self, request: Request, num_asked: int, num_accepted: int) -> None:
-        """A round; what a drafter was asked for and did not propose was not accepted either."""
+        """A round; what a proposer was asked for and did not propose was not accepted either."""
         own = self._own.setdefault(request, (self._new.copy(), self._new.copy()))
         trials, accepted = self._shared
         for j in range(min(num_accepted + 1, num_asked)):

@@ -1,12 +1,12 @@
-"""How many tokens to draft for each request, and by which drafter: whatever commits the most tokens a second.
+"""How many tokens to draft for each request, and by which proposer: whatever commits the most tokens a second.
 
 Every few steps the controller weighs what drafts are expected to bring (acceptance by position, of the request and of
 all requests) against what they are expected to take (`cost_model`), for the batch as a whole. 0 is always among the
 choices. Source: MagicDec (arXiv 2408.11049), equations 1 to 4, with acceptance by position in place of one rate.
 
 What it looks at is committed tokens (how many of a round's drafts were accepted follows from draws at committed
-positions alone) and time. It never sees draft tokens that were not committed, so the output's law is untouched; see
-`draws`.
+positions alone) and time. It never sees draft tokens that were not committed, so the output's distribution is
+untouched; see `sampling.draws`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -29,7 +29,7 @@ REST = 8  # steps before something is tried again
 
 
 @dataclass
-class _Plan:
+class _DraftPlan:
     """What is drafted until `next_step`. rate: tokens a second that it promises; pause: steps between two plans."""
 
     choices: dict[Request, DraftChoice] = field(default_factory=dict)
@@ -41,13 +41,13 @@ class _Plan:
 class DraftController:
     """A `DraftPolicy` for requests that do not fix their draft length themselves.
 
-    prior: what costs are taken to be until they are measured; its drafters stand in order of preference.
+    prior: what costs are taken to be until they are measured; its proposers stand in order of preference.
     """
 
     def __init__(self, max_draft_len: int, prior: CostPrior = CostPrior()) -> None:  # noqa: B008  immutable
         self.max_draft_len = max_draft_len
         self.known = Estimates(max_draft_len, prior)
-        self._plans = _Plan(), _Plan()  # for steps of decoding alone, and for those that read prompts as well
+        self._plans = _DraftPlan(), _DraftPlan()  # for steps of decoding alone, and for those that read prompts as well
         self._plan = self._plans[0]  # the one in force
         self._probe: DraftChoice | None = None  # instead of the plan, for one step
         self._probe_loss = 0.0  # seconds that it is expected to lose
@@ -76,11 +76,11 @@ class DraftController:
         self._measures = not settled or self._step % MEASURE_EVERY == 0
         return [self._own(request) or self._probe or plan.choices[request] for request in decoding]
 
-    def drafted(self, drafter: int, lengths: Sequence[int], seconds: float) -> None:
-        """One drafter has made drafts of these lengths, each above 0."""
+    def drafted(self, proposer: int, lengths: Sequence[int], seconds: float) -> None:
+        """One proposer has made drafts of these lengths, each above 0."""
         self._drafting += seconds
         if self._measures:
-            cost = self.known.drafters[drafter]
+            cost = self.known.draft_costs[proposer]
             cost.observe(cost.features(lengths), seconds, _typical(lengths))
             self.known.share_scale()
 
@@ -113,12 +113,12 @@ class DraftController:
         return None if own is None else DraftChoice(min(own, self.max_draft_len))
 
     def _learn(self, each: Round) -> None:
-        asked, drafter = each.choice
+        asked, proposer = each.choice
         if asked:
             offered = self.known.offered
-            offered[drafter] += (each.num_proposed / asked - offered[drafter]) / 64
-            self.known.rates[drafter].observe(each.request, asked, each.num_accepted)
-            self._last_run[DraftChoice(asked, drafter)] = self._step
+            offered[proposer] += (each.num_proposed / asked - offered[proposer]) / 64
+            self.known.rates[proposer].observe(each.request, asked, each.num_accepted)
+            self._last_run[DraftChoice(asked, proposer)] = self._step
         else:
             self._last_run[DraftChoice(0)] = self._step
 
@@ -165,10 +165,10 @@ class DraftController:
         lengths = {now.num_tokens + step for step in (-1, 1)} | {now.num_tokens // 2, 2 * now.num_tokens, 1}
         if now.num_tokens:
             yield DraftChoice(0)
-        for drafter in range(len(self.known.drafters)):
-            for length in sorted(lengths if drafter == now.drafter else {max(now.num_tokens, 2)}):
-                if 1 <= length <= self.max_draft_len and DraftChoice(length, drafter) != now:
-                    yield DraftChoice(length, drafter)
+        for proposer in range(len(self.known.draft_costs)):
+            for length in sorted(lengths if proposer == now.proposer else {max(now.num_tokens, 2)}):
+                if 1 <= length <= self.max_draft_len and DraftChoice(length, proposer) != now:
+                    yield DraftChoice(length, proposer)
 
 
 def _typical(lengths: Sequence[int]) -> int:

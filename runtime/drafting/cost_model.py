@@ -1,4 +1,4 @@
-"""Seconds of a step's parts, as the engine measures them: the target's pass, and the drafts of each drafter.
+"""Seconds of a step's parts, as the engine measures them: the target's pass, and the drafts of each proposer.
 
 Both are sums over a few features with costs that are never negative, fitted online by least squares of relative
 errors. A slow outlier has little weight; observations fade as newer ones of the same draft length come, so the fit
@@ -30,11 +30,11 @@ PRIOR_ROWS = 64  # a pass over so many rows takes twice its fixed cost
 class CostPrior(NamedTuple):
     """What passes read, which before any has been measured says best what they take; in reads of the target's weights.
 
-    A drafter without a model has no pass: None.
+    A proposer without a model has no pass: None.
     """
 
     kv_entry: float = 1 / 50_000  # one token's keys and values in the target's cache
-    drafts: tuple[float | None, ...] = (0.25,)  # for each drafter, the weights of a pass
+    drafts: tuple[float | None, ...] = (0.25,)  # for each proposer, the weights of a pass
     window: float = 0.0  # the keys and values that a draft pass reads of one sequence
 
 
@@ -155,9 +155,9 @@ class TargetCost(LinearCost):
 
 
 class DraftCost(LinearCost):
-    """One drafter's share of a step. Features: whether it runs; its passes; its rows over all passes.
+    """One proposer's share of a step. Features: whether it runs; its passes; its rows over all passes.
 
-    weights, window: of its prior. A drafter without a model (weights None) looks up; its prior is next to nothing.
+    weights, window: of its prior. A proposer without a model (weights None) looks up; its prior is next to nothing.
     """
 
     def __init__(self, max_draft_len: int, weights: float | None, window: float) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from magicdec.pair.budget import num_sink_blocks
 
 
-class CyclicCache:
+class CyclicBlocks:
     """Integer arithmetic on a block table; nothing is copied when the window moves.
 
     The view, in logical order, is `[sink blocks | recent blocks, oldest first]`. View entry v < sinks holds token v,

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 
 from magicdec.errors import RequestError
 from magicdec.plugins.model.inputs import ModelInput
-from magicdec.runtime.drafting.views import DraftCache
+from magicdec.runtime.drafting.views import DraftView
 from magicdec.runtime.engine.request import Request
 from magicdec.runtime.engine.sampler import draw_next
 from magicdec.runtime.engine.scheduler import ScheduledRequest
 from magicdec.runtime.runners.interface import ModelRunner
 from magicdec.runtime.sampling.draft import NO_DRAFT, Draft
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class ModelProposer:
@@ -21,7 +21,7 @@ class ModelProposer:
     A request whose draft logits cannot be drawn from (NaN) gets no more drafts: it goes on by plain decoding.
     """
 
-    def __init__(self, runner: ModelRunner, cache: DraftCache) -> None:
+    def __init__(self, runner: ModelRunner, cache: DraftView) -> None:
         self.runner = runner
         self.cache = cache
         self._given_up: set[Request] = set()
@@ -63,6 +63,6 @@ class ModelProposer:
         return self.cache.feed(requests, [draft.token_ids[-1] for draft in drafts], count)
 
     def _give_up(self, request: Request, error: RequestError) -> None:
-        _log.warning("request %s goes on without drafts, its draft model failed: %s", request.request_id, error)
+        logger.warning("request %s goes on without drafts, its draft model failed: %s", request.request_id, error)
         self._given_up.add(request)
         self.cache.release(request)

@@ -16,8 +16,7 @@ class NGramProposer:
     one-hot.
     """
 
-    def __init__(self, vocab_size: int, *, min_ngram: int, max_ngram: int) -> None:
-        self.vocab_size = vocab_size
+    def __init__(self, *, min_ngram: int, max_ngram: int) -> None:
         self.min_ngram = min_ngram
         self.max_ngram = max_ngram
         self._histories: dict[str, _History] = {}

@@ -1,20 +1,22 @@
-"""Several drafters in one engine: each request's drafts come from the one that the scheduler's plan names."""
+"""Several proposers in one engine: each request's drafts come from the one that the scheduler's plan names."""
 
 from collections.abc import Callable, Sequence
 
+from magicdec.runtime.drafting.controller import DraftController
+from magicdec.runtime.engine.drafting import Drafting
 from magicdec.runtime.engine.proposer import Proposer
 from magicdec.runtime.engine.request import Request
 from magicdec.runtime.engine.scheduler import ScheduledRequest
 from magicdec.runtime.sampling.draft import NO_DRAFT, Draft
 
-# Told after each drafter's work: which one, the draft lengths that it was asked for, and its seconds.
+# Told after each proposer's work: which one, the draft lengths that it was asked for, and its seconds.
 OnDrafted = Callable[[int, Sequence[int], float], None]
 
 
-class Drafters:
-    """A `Proposer` that hands each request to the drafter of its plan, and reports how long each drafter takes.
+class ProposerSwitch:
+    """A `Proposer` that hands each request to the proposer of its plan, and reports how long each proposer takes.
 
-    A drafter that no request asks for does not run, so a step of plain decoding has nothing of speculation in it.
+    A proposer that no request asks for does not run, so a step of plain decoding has nothing of speculation in it.
     """
 
     def __init__(self, proposers: Sequence[Proposer], on_drafted: OnDrafted, clock: Callable[[], float]) -> None:
@@ -23,10 +25,10 @@ class Drafters:
         self._clock = clock
 
     def propose(self, scheduled: Sequence[ScheduledRequest]) -> list[Draft]:
-        """Each drafter's requests together."""
+        """Each proposer's requests together."""
         drafts = [NO_DRAFT] * len(scheduled)
         for number, proposer in enumerate(self.proposers):
-            mine = [i for i, entry in enumerate(scheduled) if entry.num_draft_tokens and entry.drafter == number]
+            mine = [i for i, entry in enumerate(scheduled) if entry.num_draft_tokens and entry.proposer == number]
             if not mine:
                 continue
             start = self._clock()
@@ -40,3 +42,8 @@ class Drafters:
         """Whoever drafted for it."""
         for proposer in self.proposers:
             proposer.release(request)
+
+
+def controlled(controller: DraftController, proposers: Sequence[Proposer], clock: Callable[[], float]) -> Drafting:
+    """Drafting whose lengths and proposers one controller chooses, by the seconds that this clock says they take."""
+    return Drafting(controller, ProposerSwitch(proposers, controller.drafted, clock), controller)

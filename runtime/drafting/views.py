@@ -10,7 +10,7 @@ import torch
 from magicdec.pair.budget import num_sink_blocks
 from magicdec.pair.config import SinkPositions
 from magicdec.plugins.model.inputs import ModelInput, SequenceInput, pack
-from magicdec.runtime.drafting.cyclic_blocks import CyclicCache
+from magicdec.runtime.drafting.cyclic_blocks import CyclicBlocks
 from magicdec.runtime.engine.block_manager import BlockManager
 from magicdec.runtime.engine.request import Request
 from magicdec.runtime.runners.interface import ModelRunner
@@ -18,7 +18,7 @@ from magicdec.runtime.runners.interface import ModelRunner
 _PASSES_AHEAD = 4
 
 
-class DraftCache(Protocol):
+class DraftView(Protocol):
     """Knows, for each request, what a draft pass has to be fed and what it sees."""
 
     def catch_up(self, requests: Sequence[Request]) -> ModelInput:
@@ -99,8 +99,8 @@ class _WindowPass(NamedTuple):
         )
 
 
-class CyclicDraftCache:
-    """A separate draft model's caches: one `CyclicCache` a request, from the draft's own pool of blocks.
+class CyclicView:
+    """A separate draft model's caches: one `CyclicBlocks` a request, from the draft's own pool of blocks.
 
     A prompt is read in bounded form: only the sinks and the last `window_size` tokens, as one short sequence. Tokens
     are read again from there whenever the draft has fallen further behind than its window (after plain steps).
@@ -156,7 +156,7 @@ class CyclicDraftCache:
         if owner not in self._states:
             allocated = self.blocks.allocate(owner, [], self.num_blocks_per_request * size)
             assert allocated is not None, "the draft pool is sized for max_batch_size requests"
-            self._states[owner] = _DraftState(CyclicCache(self.blocks.table(owner), self.num_sink_tokens, size))
+            self._states[owner] = _DraftState(CyclicBlocks(self.blocks.table(owner), self.num_sink_tokens, size))
         return self._states[owner]
 
     def _read_bounded(self, token_ids: list[int], state: "_DraftState") -> SequenceInput:
@@ -184,7 +184,7 @@ class CyclicDraftCache:
             num_logits=1,
         )
 
-    def _position(self, cache: CyclicCache, entry: int) -> int:
+    def _position(self, cache: CyclicBlocks, entry: int) -> int:
         """Rotary position of a view entry: in-cache positions are contiguous, absolute sinks stay where they were."""
         if entry < cache.num_sink_blocks * cache.block_size and not self.sinks_follow:
             return entry
@@ -206,7 +206,7 @@ class CyclicDraftCache:
 class _DraftState:
     """What the draft has read of one request."""
 
-    cache: CyclicCache
+    cache: CyclicBlocks
     num_committed: int = 0  # committed tokens, as of the last catch-up
     drafts: list[int] = field(default_factory=list)  # draft tokens behind them
     sink_keys: torch.Tensor | None = None  # position-free copies, taken when the window first moves

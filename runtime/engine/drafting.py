@@ -1,11 +1,12 @@
-"""How drafts come into the engine."""
+"""How drafts come into the engine: one hand-off, `Engine.use(Drafting(...))`, and what is told back."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
+from magicdec.runtime.engine.proposer import PlainProposer, Proposer
 from magicdec.runtime.engine.request import Request
-from magicdec.runtime.engine.scheduler import DraftChoice, DraftPolicy
+from magicdec.runtime.engine.scheduler import DraftChoice, DraftPolicy, FixedDrafts
 
 
 @dataclass(frozen=True)
@@ -18,8 +19,8 @@ class Round:
     num_accepted: int
 
 
-class StepListener(DraftPolicy, Protocol):
-    """Wants to know what became of drafts, and how long a step took."""
+class StepListener(Protocol):
+    """Is told what became of drafts, and how long each step took."""
 
     def stepped(self, rounds: Sequence[Round], seconds: float, *, with_prompts: bool) -> None:
         """A step is over. seconds: all of it, drafting included. with_prompts: it read (parts of) prompts as well."""
@@ -28,3 +29,15 @@ class StepListener(DraftPolicy, Protocol):
     def release(self, request: Request) -> None:
         """The request has ended."""
         ...
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """Who decides how much is drafted, who drafts, and who is told what became of it."""
+
+    policy: DraftPolicy
+    proposer: Proposer
+    listener: StepListener | None = None
+
+
+PLAIN: Final = Drafting(FixedDrafts(lambda _: 0), PlainProposer())

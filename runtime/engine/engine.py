@@ -1,4 +1,4 @@
-"""The engine: one step is schedule, propose, verify, accept, commit."""
+"""The engine: one step is schedule, propose, score, accept, commit."""
 
 import itertools
 import time
@@ -7,12 +7,11 @@ from collections.abc import Callable, Sequence
 import torch
 
 from magicdec.errors import EngineError, RequestError
-from magicdec.runtime.engine.admission import check_request
+from magicdec.runtime.engine.admission import CheckedRequest, check_request, check_token_ids, id_in_use
 from magicdec.runtime.engine.block_manager import BlockManager
 from magicdec.runtime.engine.block_tables import pack_views
 from magicdec.runtime.engine.device_acceptance import DeviceAcceptance
-from magicdec.runtime.engine.drafting import Round, StepListener
-from magicdec.runtime.engine.proposer import Proposer
+from magicdec.runtime.engine.drafting import PLAIN, Drafting, Round, StepListener
 from magicdec.runtime.engine.request import Request, RequestGroup
 from magicdec.runtime.engine.sampler import Span, verify_all
 from magicdec.runtime.engine.scheduler import ScheduledRequest, Scheduler, SchedulerOutput
@@ -26,23 +25,26 @@ from magicdec.runtime.sampling_params import SamplingParams
 from magicdec.runtime.text.detokenizer import Detokenizer
 from magicdec.runtime.text.tokenizer import Tokenizer
 
+Verdict = VerifyOutput | RequestError | None
+
 
 class Engine:
-    """Draft-target decoding of many requests at once, in-flight. Not thread-safe: one owner calls it."""
+    """Draft-target decoding of many requests at once, in-flight. Not thread-safe: one owner calls it.
+
+    It decodes plainly until `use` tells it how to draft.
+    """
 
     def __init__(
         self,
         runner: ModelRunner,
         blocks: BlockManager,
         scheduler: Scheduler,
-        proposer: Proposer,
         *,
         max_seq_len: int,
         max_draft_len: int,
         eos_token_ids: Sequence[int],
         tokenizer: Tokenizer | None = None,
         device_acceptance: DeviceAcceptance | None = None,
-        controller: StepListener | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         if scheduler.max_num_tokens < scheduler.max_batch_size:
@@ -53,13 +55,12 @@ class Engine:
         self.runner = runner
         self.blocks = blocks
         self.scheduler = scheduler
-        self.proposer = proposer
+        self.drafting = PLAIN  # until `use`
         self.max_seq_len = max_seq_len
         self.max_draft_len = max_draft_len
         self.eos_token_ids = list(eos_token_ids)
         self.tokenizer = tokenizer
         self.device_acceptance = device_acceptance  # None: every request is decided by `sampler.verify_all`
-        self.controller = controller  # None: draft lengths are fixed, and nobody wants to know how long a step took
         self._clock = clock
         self._groups: dict[str, RequestGroup] = {}
         self._group_of: dict[Request, RequestGroup] = {}
@@ -72,16 +73,26 @@ class Engine:
     def step(self) -> list[RequestOutput]:
         """Advance every scheduled request by a prompt chunk or by one token and its accepted drafts."""
         start = self._clock()
-        plan = self._schedule()
+        plan = self._schedule(start)
         if not plan.scheduled:
             return []
-        drafts = self.proposer.propose(plan.scheduled)
-        logits, spans = self._verify(plan.scheduled, drafts)
+        drafts = self.drafting.proposer.propose(plan.scheduled)
+        logits, spans = self._score(plan.scheduled, drafts)
         verdicts = self._accept(plan.scheduled, drafts, logits, spans)
         outputs = self._commit(plan.scheduled, drafts, logits, spans, verdicts)
-        if self.controller is not None:
-            self._report_to(self.controller, plan.scheduled, drafts, verdicts, self._clock() - start)
+        if self.drafting.listener is not None:
+            self._tell(self.drafting.listener, plan.scheduled, drafts, verdicts, self._clock() - start)
         return outputs
+
+    def use(self, drafting: Drafting) -> Drafting:
+        """Draft in this way from the next step on; returns the former way, which holds nothing any more."""
+        former = self.drafting
+        for request in self._group_of:
+            former.proposer.release(request)
+            if former.listener is not None:
+                former.listener.release(request)
+        self.drafting = drafting
+        return former
 
     def add_request(
         self,
@@ -90,26 +101,35 @@ class Engine:
         params: SamplingParams,
         prompt: str | None = None,
     ) -> None:
-        """Queue a request; RequestError, with nothing changed, if it cannot be served."""
+        """`check` and `add` in one."""
+        self.add(request_id, self.check(prompt_token_ids, params, prompt))
+
+    def add(self, request_id: str, checked: CheckedRequest) -> None:
+        """Queue a request that `check` let pass; RequestError, with nothing changed, if its id is in use."""
         if request_id in self._groups:
-            raise RequestError(f"request id {request_id!r} is in use; choose another or abort that request first")
-        self.check(prompt_token_ids, params)
+            raise id_in_use(request_id)
+        params, prompt_token_ids = checked.params, checked.prompt_token_ids
         bad_words = self._encode_bad_words(params)
         seed = fresh_seed() if params.seed is None else params.seed
         requests: list[Request] = []
         for index in range(params.n):
             leader = requests[0] if requests and self.blocks.prefix_caching else None
             requests.append(self._new_request(request_id, index, prompt_token_ids, params, seed, bad_words, leader))
-        group = self._groups[request_id] = RequestGroup(request_id, prompt, list(prompt_token_ids), requests)
+        group = RequestGroup(request_id, checked.prompt, list(prompt_token_ids), requests)
+        self._groups[request_id] = group
         for request in requests:
             self._group_of[request] = group
             self.scheduler.add(request)
 
-    def check(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
-        """RequestError if this engine can never serve such a request; any thread may ask, since only limits count."""
-        check_request(
-            prompt_token_ids,
-            params,
+    def check(
+        self, prompt_token_ids: Sequence[int], params: SamplingParams, prompt: str | None = None
+    ) -> CheckedRequest:
+        """RequestError if this engine can never serve such a request; any thread may ask, since only limits count.
+
+        prompt: the text that the token ids stand for, to be repeated in the outputs.
+        """
+        return check_request(
+            CheckedRequest(prompt_token_ids, params, prompt),
             vocab_size=self.runner.vocab_size,
             max_seq_len=self.max_seq_len,
             max_draft_len=self.max_draft_len,
@@ -126,8 +146,8 @@ class Engine:
             if not request.is_finished:
                 request.finish("abort")
                 self._retire(request)
-                if self.controller is not None:
-                    self.controller.release(request)
+                if self.drafting.listener is not None:
+                    self.drafting.listener.release(request)
         del self._groups[request_id]
         return group.output()
 
@@ -144,15 +164,13 @@ class Engine:
             assert not self._groups, "an idle engine holds requests"
             assert not self._group_of, "an idle engine holds sequences"
 
-    def _schedule(self) -> SchedulerOutput:
-        plan = self.scheduler.schedule()
+    def _schedule(self, now: float) -> SchedulerOutput:
+        plan = self.scheduler.schedule(self.drafting.policy, now)
         for request in plan.preempted:
-            self.proposer.release(request)
+            self.drafting.proposer.release(request)
         return plan
 
-    def _verify(
-        self, scheduled: Sequence[ScheduledRequest], drafts: Sequence[Draft]
-    ) -> tuple[torch.Tensor, list[Span]]:
+    def _score(self, scheduled: Sequence[ScheduledRequest], drafts: Sequence[Draft]) -> tuple[torch.Tensor, list[Span]]:
         """One packed target pass: verify rows, plain rows and prompt chunks.
 
         Returns the logits [N, V], and for each request which rows are its k + 1 (none for a chunk of a prompt).
@@ -161,7 +179,7 @@ class Engine:
         token_ids: list[list[int]] = []
         wanted: list[int] = []  # rows of logits
         for entry, start, draft in zip(scheduled, starts, drafts, strict=True):
-            token_ids.append(entry.request.token_ids[start : start + entry.num_tokens] + draft.token_ids)
+            token_ids.append([*entry.request.token_ids[start : start + entry.num_tokens], *draft.token_ids])
             wanted.append(1 + len(draft.token_ids) if entry.completes else 0)
         tables = self.blocks.tables([entry.request.request_id for entry in scheduled])
         logits = self.runner.forward(pack_views(tables, token_ids, starts, wanted))
@@ -173,22 +191,19 @@ class Engine:
         drafts: Sequence[Draft],
         logits: torch.Tensor,
         spans: Sequence[Span],
-    ) -> list[VerifyOutput | None]:
-        """Exact acceptance; a request that cannot be decided ends alone, with its error."""
+    ) -> list[Verdict]:
+        """Exact acceptance, for each request; None for a chunk of a prompt, an error for one that cannot be decided."""
         requests = [entry.request for entry in scheduled]
-        verdicts: list[VerifyOutput | None] = [None] * len(scheduled)
+        verdicts: list[Verdict] = [None] * len(scheduled)
         if self.device_acceptance is not None:
             rows = [logits[start:stop] for start, stop in spans]
-            verdicts = self.device_acceptance.verify(requests, rows, drafts)
+            verdicts = [*self.device_acceptance.verify(requests, rows, drafts)]
         undecided = [i for i, (start, stop) in enumerate(spans) if start < stop and verdicts[i] is None]
         decided = verify_all(
             [requests[i] for i in undecided], logits, [spans[i] for i in undecided], [drafts[i] for i in undecided]
         )
         for i, verdict in zip(undecided, decided, strict=True):
-            if isinstance(verdict, RequestError):
-                requests[i].finish("error", error=str(verdict))
-            else:
-                verdicts[i] = verdict
+            verdicts[i] = verdict
         return verdicts
 
     def _commit(
@@ -197,16 +212,20 @@ class Engine:
         drafts: Sequence[Draft],
         logits: torch.Tensor,
         spans: Sequence[Span],
-        verdicts: Sequence[VerifyOutput | None],
+        verdicts: Sequence[Verdict],
     ) -> list[RequestOutput]:
-        """The only place that changes requests: append, truncate at the end condition, set lengths, free."""
+        """What a step came to: tokens appended up to the end condition, lengths set, blocks published or freed."""
         changed: dict[str, RequestGroup] = {}
+        now = self._clock()
         for entry, draft, (first, _), verdict in zip(scheduled, drafts, spans, verdicts, strict=True):
             request = entry.request
             if verdict is None:
-                request.num_computed_tokens += entry.num_tokens
+                request.advance(entry.num_tokens)
+            elif isinstance(verdict, RequestError):
+                request.finish("error", error=str(verdict))
             else:
-                self._commit_tokens(request, draft, logits, first, verdict)
+                logprobs = self._logprobs(request, logits, first, verdict)
+                request.commit(verdict.token_ids, logprobs, len(draft.token_ids), now)
             if request.error is None:  # what a failed step computed may be what failed
                 self.blocks.publish(request.request_id, request.token_ids, request.num_computed_tokens)
             if verdict is not None or request.is_finished:
@@ -216,41 +235,33 @@ class Engine:
                 self._retire(request)
         return [self._report(group) for group in changed.values()]
 
-    def _commit_tokens(
-        self, request: Request, draft: Draft, logits: torch.Tensor, first: int, verdict: VerifyOutput
-    ) -> None:
-        """logits: of the whole step; the request's rows begin at `first`."""
-        if request.num_output_tokens:  # not the token that ends the prompt
-            request.draft_lengths[len(draft.token_ids)] += 1
-        if draft.token_ids:
-            request.num_rounds += 1
-            request.num_draft_tokens += len(draft.token_ids)
-            request.num_accepted_tokens += verdict.num_accepted
-            request.accepted_lengths[verdict.num_accepted] += 1
-        logprobs: list[dict[int, Logprob]] = []
-        if request.logprobs is not None:
-            rows = logits[first : first + len(verdict.token_ids)]
-            logprobs = request.logits_processor.logprobs(rows, verdict.token_ids)
-        request.commit(verdict.token_ids, logprobs, len(draft.token_ids))
-        request.num_computed_tokens = len(request.token_ids) - 1  # the last token is chosen, and not yet read
+    def _logprobs(
+        self, request: Request, logits: torch.Tensor, first: int, verdict: VerifyOutput
+    ) -> list[dict[int, Logprob]]:
+        """Of the tokens that were chosen. logits: of the whole step; the request's rows begin at `first`."""
+        if request.logprobs is None:
+            return []
+        rows = logits[first : first + len(verdict.token_ids)]
+        return request.logits_processor.logprobs(rows, verdict.token_ids)
 
-    def _report_to(
+    def _tell(
         self,
-        controller: StepListener,
+        listener: StepListener,
         scheduled: Sequence[ScheduledRequest],
         drafts: Sequence[Draft],
-        verdicts: Sequence[VerifyOutput | None],
+        verdicts: Sequence[Verdict],
         seconds: float,
     ) -> None:
+        """What became of the step's drafts. A prompt's last chunk is no round, nor is what could not be decided."""
         rounds = [
             Round(entry.request, entry.choice, len(draft.token_ids), out.num_accepted)
             for entry, draft, out in zip(scheduled, drafts, verdicts, strict=True)
-            if out is not None and entry.num_tokens == 1
+            if isinstance(out, VerifyOutput) and entry.num_tokens == 1
         ]
-        controller.stepped(rounds, seconds, with_prompts=len(rounds) < len(scheduled))
+        listener.stepped(rounds, seconds, with_prompts=len(rounds) < len(scheduled))
         for entry in scheduled:
             if entry.request.is_finished:
-                controller.release(entry.request)
+                listener.release(entry.request)
 
     def _report(self, group: RequestGroup) -> RequestOutput:
         output = group.output()
@@ -261,7 +272,7 @@ class Engine:
     def _retire(self, request: Request) -> None:
         """Free all that a finished request holds."""
         self.scheduler.remove(request)
-        self.proposer.release(request)
+        self.drafting.proposer.release(request)
         del self._group_of[request]
 
     def _new_request(
@@ -287,6 +298,7 @@ class Engine:
             detokenizer=Detokenizer(tokenizer.decode_stream if tokenizer else None, params.stop),
             stop_token_ids=frozenset(eos) | frozenset(params.stop_token_ids),
             leader=leader,
+            arrival_time=self._clock(),
             logprobs=None if params.logprobs is None else [],
         )
 
@@ -296,4 +308,7 @@ class Engine:
             return []
         assert self.tokenizer is not None
         spellings = [spelling for word in params.bad_words for spelling in (word, " " + word)]
-        return [ids for ids in map(self.tokenizer.encode_plain, spellings) if ids]
+        found = [ids for ids in map(self.tokenizer.encode_plain, spellings) if ids]
+        for ids in found:
+            check_token_ids("bad_words", ids, self.runner.vocab_size)
+        return found

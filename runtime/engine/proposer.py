@@ -23,9 +23,6 @@ class Proposer(Protocol):
 class PlainProposer:
     """Proposes nothing: an engine for plain decoding only."""
 
-    def __init__(self, vocab_size: int) -> None:
-        self.vocab_size = vocab_size
-
     def propose(self, scheduled: Sequence[ScheduledRequest]) -> list[Draft]:
         """Empty drafts."""
         return [NO_DRAFT for _ in scheduled]

@@ -1,6 +1,5 @@
 """One sequence that is being generated, and the group of the n sequences of one request."""
 
-import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -32,7 +31,11 @@ class RequestStatus(Enum):
 
 @dataclass(eq=False)
 class Request:
-    """A sequence: its committed tokens, and how many of them are computed. Only the engine's commit changes it."""
+    """A sequence: its committed tokens, and how many of them are computed.
+
+    Its state changes by its own methods alone. The scheduler calls `admit` and `preempt`; the engine calls `advance`,
+    `commit` and `finish`, when a step is over or the caller aborts. Times are of the engine's clock, in seconds.
+    """
 
     request_id: str
     params: SamplingParams
@@ -58,7 +61,7 @@ class Request:
     draft_lengths: Counter[int] = field(default_factory=Counter)  # decoding steps by the number of draft tokens
     accepted_lengths: Counter[int] = field(default_factory=Counter)  # rounds by the number of accepted tokens
     num_preemptions: int = 0
-    arrival_time: float = field(default_factory=time.perf_counter)
+    arrival_time: float = 0.0
     admission_time: float | None = None  # to the batch, for the first time
     first_token_time: float | None = None
     last_token_time: float | None = None
@@ -94,13 +97,32 @@ class Request:
         leader = self.leader
         return leader is not None and not leader.is_finished and leader.num_output_tokens == 0
 
-    def commit(self, token_ids: Sequence[int], logprobs: list[dict[int, Logprob]], num_draft_tokens: int) -> None:
+    def admit(self, num_reused: int, now: float) -> None:
+        """Take a place in the batch. num_reused: tokens whose keys and values are in its blocks already."""
+        self.status = RequestStatus.RUNNING
+        self.num_computed_tokens = num_reused
+        self.num_cached_tokens += 0 if self.num_preemptions else num_reused  # its own blocks are no find
+        self.admission_time = now if self.admission_time is None else self.admission_time
+
+    def preempt(self) -> None:
+        """Give the place up; output tokens stay, and all is computed again later."""
+        self.status = RequestStatus.WAITING
+        self.num_computed_tokens = 0
+        self.num_preemptions += 1
+
+    def advance(self, num_tokens: int) -> None:
+        """The target has read a part of the prompt (or of what a preemption lost), and no token follows from it yet."""
+        self.num_computed_tokens += num_tokens
+
+    def commit(
+        self, token_ids: Sequence[int], logprobs: list[dict[int, Logprob]], num_draft_tokens: int, now: float
+    ) -> None:
         """Append a step's tokens up to and including the one that ends the request; the rest never happened.
 
         token_ids: accepted draft tokens, then one that was no draft. num_draft_tokens: of this step, refused ones too.
         """
-        now = time.perf_counter()
-        self.first_token_time = self.first_token_time or now
+        self._count_round(len(token_ids) - 1, num_draft_tokens)
+        self.first_token_time = now if self.first_token_time is None else self.first_token_time
         self.last_token_time = now
         count = self._count_until_end(token_ids)
         self.token_ids += token_ids[:count]
@@ -108,6 +130,7 @@ class Request:
         self.logits_processor.append(token_ids[:count])
         if self.logprobs is not None:
             self.logprobs += logprobs[:count]
+        self.num_computed_tokens = len(self.token_ids) - 1  # the last token is chosen, and not yet read
 
     def finish(self, reason: FinishReason, stop_reason: int | str | None = None, error: str | None = None) -> None:
         """End the request; text that was held back is released, except what a stop string cut."""
@@ -151,6 +174,15 @@ class Request:
             decode_seconds=0.0 if first is None or last is None else last - first,
         )
 
+    def _count_round(self, num_accepted: int, num_draft_tokens: int) -> None:
+        if self.num_output_tokens:  # not the token that ends the prompt
+            self.draft_lengths[num_draft_tokens] += 1
+        if num_draft_tokens:
+            self.num_rounds += 1
+            self.num_draft_tokens += num_draft_tokens
+            self.num_accepted_tokens += num_accepted
+            self.accepted_lengths[num_accepted] += 1
+
     def _count_until_end(self, token_ids: Sequence[int]) -> int:
         """How many of these next tokens there will be: up to and including the one that ends the request."""
         num_output, room, minimum = self.num_output_tokens, self.num_tokens_left, self.params.min_tokens
@@ -173,7 +205,7 @@ class Request:
 
 
 def _origins(num_accepted: int, num_draft_tokens: int) -> list[TokenOrigin]:
-    """Of the tokens of one step."""
+    """Where each token of one step comes from."""
     if num_draft_tokens == 0:
         return ["plain"]
     origins: list[TokenOrigin] = ["accepted"] * num_accepted

@@ -52,7 +52,7 @@ def draw_next(
             _draw([requests[i] for i in indices], grown, probs)
         return [None] * len(indices)
 
-    return _by_law(requests, decide)
+    return _by_distribution(requests, decide)
 
 
 def verify(request: Request, logits: torch.Tensor, draft: Draft) -> VerifyOutput:
@@ -66,7 +66,8 @@ def verify_all(
     """`verify` for each request, whose rows of logits [N, V] are those of its span; an error is of one request alone.
 
     A row that is NaN or infinite is an error only where plain decoding would come to it: drafts may lead the target
-    where it has no law. The rows before decide whether the output goes there; if so, the next step begins with it.
+    where it has no distribution. The rows before decide whether the output goes there; if so, the next step begins
+    with it.
     """
 
     def decide(indices: Sequence[int]) -> list[VerifyOutput]:
@@ -76,14 +77,14 @@ def verify_all(
             _verify_alike(asked, rows, drafted) if len(indices) > 1 else [_verify_readable(asked[0], rows, drafted[0])]
         )
 
-    return _by_law(requests, decide)
+    return _by_distribution(requests, decide)
 
 
-def _by_law(requests: Sequence[Request], decide: Callable[[Sequence[int]], list[T]]) -> list[T | RequestError]:
-    """Decide together those whose laws are made alike; each alone where one of them cannot be decided."""
+def _by_distribution(requests: Sequence[Request], decide: Callable[[Sequence[int]], list[T]]) -> list[T | RequestError]:
+    """Decide together those whose distributions are made alike; each alone where one of them cannot be decided."""
     groups: dict[object, list[int]] = {}
     for index, request in enumerate(requests):
-        groups.setdefault(request.logits_processor.shared_law or index, []).append(index)
+        groups.setdefault(request.logits_processor.distribution_key or index, []).append(index)
     results: dict[int, T | RequestError] = {}
     waiting = list(groups.values())
     while waiting:
@@ -106,7 +107,7 @@ def _rows(logits: torch.Tensor, spans: Sequence[Span]) -> torch.Tensor:
 
 
 def _verify_alike(requests: Sequence[Request], logits: torch.Tensor, drafts: Sequence[Draft]) -> list[VerifyOutput]:
-    """Requests that share a law, or one alone. logits [N, V]: k + 1 rows of each, one request after the other."""
+    """Requests with one `distribution_key`, or one alone. logits [N, V]: k + 1 rows of each request, in order."""
     first, history = requests[0], drafts[0].token_ids
     stops = [0, *itertools.accumulate(len(draft.token_ids) + 1 for draft in drafts)]
     if first.params.greedy:
@@ -127,7 +128,7 @@ def _verify_alike(requests: Sequence[Request], logits: torch.Tensor, drafts: Seq
     return rejection_sample_all(
         probs,
         lambda b, i: drafts[b].row(i, probs.shape[1]),
-        [share for draft in drafts for share in draft.shares()],
+        [prob for draft in drafts for prob in draft.drawn_probs()],
         token_ids,
         _runs(seeds, starts, counts, Purpose.ACCEPT),
         _runs(seeds, starts, counts + 1, Purpose.SAMPLE),
@@ -161,13 +162,13 @@ def _draw(requests: Sequence[Request], drafts: Sequence[Draft], probs: torch.Ten
             draft.noise.append(noise)
     else:
         token_ids = sample_all(probs, uniforms(seeds, positions, Purpose.DRAFT))
-        shares = probs.gather(1, torch.tensor(token_ids, device=probs.device)[:, None]).flatten().tolist()
-        for draft, share in zip(drafts, shares, strict=True):
-            draft.token_probs.append(share)
+        drawn = probs.gather(1, torch.tensor(token_ids, device=probs.device)[:, None]).flatten().tolist()
+        for draft, prob in zip(drafts, drawn, strict=True):
+            draft.token_probs.append(prob)
     for row, (draft, token_id) in enumerate(zip(drafts, token_ids, strict=True)):
         draft.token_ids.append(token_id)
         draft.table_rows.append(row)
-        draft.laws.append(probs)
+        draft.distributions.append(probs)
 
 
 def _drawn_noise(drafts: Sequence[Draft], i: int) -> torch.Tensor | None:

@@ -1,6 +1,5 @@
 """Who runs in the next step, with how many prompt tokens and how many draft tokens each."""
 
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,10 +10,10 @@ from magicdec.runtime.engine.request import Request, RequestStatus
 
 
 class DraftChoice(NamedTuple):
-    """How many tokens to draft for a request in the next step, and which of the engine's drafters is to do it."""
+    """How many tokens to draft for a request in the next step, and which of the engine's proposers is to do it."""
 
     num_tokens: int
-    drafter: int = 0
+    proposer: int = 0
 
 
 class DraftPolicy(Protocol):
@@ -32,7 +31,7 @@ class FixedDrafts:
         self.length = length
 
     def choose(self, decoding: Sequence[Request], *, beside_prompts: bool) -> list[DraftChoice]:  # noqa: ARG002
-        """By the rule, from the first drafter."""
+        """By the rule, from the first proposer."""
         return [DraftChoice(self.length(request)) for request in decoding]
 
 
@@ -43,12 +42,12 @@ class ScheduledRequest:
     request: Request
     num_tokens: int  # committed tokens that the target reads in this step
     num_draft_tokens: int  # 0 = plain decoding, or a prompt chunk
-    drafter: int = 0  # which of the engine's drafters makes them
+    proposer: int = 0  # which of the engine's proposers makes them
 
     @property
     def choice(self) -> DraftChoice:
         """What is left of the policy's choice, where budget or blocks were short."""
-        return DraftChoice(self.num_draft_tokens, self.drafter)
+        return DraftChoice(self.num_draft_tokens, self.proposer)
 
     @property
     def completes(self) -> bool:
@@ -73,9 +72,8 @@ class Scheduler:
     recomputed later.
     """
 
-    def __init__(self, blocks: BlockManager, policy: DraftPolicy, *, max_batch_size: int, max_num_tokens: int) -> None:
+    def __init__(self, blocks: BlockManager, *, max_batch_size: int, max_num_tokens: int) -> None:
         self.blocks = blocks
-        self.policy = policy
         self.max_batch_size = max_batch_size
         self.max_num_tokens = max_num_tokens
         self.waiting: deque[Request] = deque()
@@ -94,23 +92,23 @@ class Scheduler:
         if self.blocks.owns(request.request_id):
             self.blocks.free(request.request_id)
 
-    def schedule(self) -> SchedulerOutput:
-        """Plan the next step."""
+    def schedule(self, policy: DraftPolicy, now: float) -> SchedulerOutput:
+        """Plan the next step. now: by the engine's clock, in seconds."""
         budget = self.max_num_tokens
         scheduled: list[ScheduledRequest] = []
         preempted: list[Request] = []
         decoding = [request for request in self.running if request.num_pending_tokens == 1]
-        choices = self.policy.choose(decoding, beside_prompts=len(decoding) < len(self.running))
+        choices = policy.choose(decoding, beside_prompts=len(decoding) < len(self.running))
         for index, (request, choice) in enumerate(zip(decoding, choices, strict=True)):
             if request.status is not RequestStatus.RUNNING:
                 continue  # preempted for the sake of an older one, in this loop
-            share = budget - (len(decoding) - index - 1)  # leave a row for each of the others
-            entry = self._schedule_decode(request, choice, share, preempted)
+            room = budget - (len(decoding) - index - 1)  # leave a row for each of the others
+            entry = self._schedule_decode(request, choice, room, preempted)
             if entry is not None:
                 scheduled.append(entry)
                 budget -= entry.num_tokens + entry.num_draft_tokens
         if not preempted:
-            self._admit()
+            self._admit(now)
         taken = set(decoding)
         for request in [request for request in self.running if request not in taken]:
             chunk = min(budget, request.num_pending_tokens)
@@ -120,12 +118,12 @@ class Scheduler:
         return SchedulerOutput(tuple(scheduled), tuple(preempted))
 
     def _schedule_decode(
-        self, request: Request, choice: DraftChoice, share: int, preempted: list[Request]
+        self, request: Request, choice: DraftChoice, room: int, preempted: list[Request]
     ) -> ScheduledRequest | None:
         """Get slots for the pending token and its drafts; without drafts if need be; by preemption if that fails."""
-        drafts = max(0, min(choice.num_tokens, request.num_tokens_left - 1, share - 1))
+        drafts = max(0, min(choice.num_tokens, request.num_tokens_left - 1, room - 1))
         if self.blocks.extend(request.request_id, len(request.token_ids) + drafts):
-            return ScheduledRequest(request, 1, drafts, choice.drafter)
+            return ScheduledRequest(request, 1, drafts, choice.proposer)
         while not self.blocks.extend(request.request_id, len(request.token_ids)):
             youngest = self.running[-1]
             self._preempt(youngest)
@@ -137,12 +135,10 @@ class Scheduler:
     def _preempt(self, request: Request) -> None:
         self.running.remove(request)
         self.blocks.free(request.request_id)
-        request.num_computed_tokens = 0
-        request.num_preemptions += 1
-        request.status = RequestStatus.WAITING
+        request.preempt()
         self.waiting.appendleft(request)
 
-    def _admit(self) -> None:
+    def _admit(self, now: float) -> None:
         """Move waiting requests into the batch while slots and blocks last; a sibling of a prompt in work waits."""
         for request in list(self.waiting):
             if len(self.running) >= self.max_batch_size:
@@ -153,8 +149,5 @@ class Scheduler:
             if reused is None:
                 return
             self.waiting.remove(request)
-            request.num_computed_tokens = reused
-            request.num_cached_tokens += 0 if request.num_preemptions else reused  # its own blocks are no find
-            request.status = RequestStatus.RUNNING
-            request.admission_time = request.admission_time or time.perf_counter()
+            request.admit(reused, now)
             self.running.append(request)

@@ -46,7 +46,7 @@ def info_router(service: Service) -> APIRouter:
 
 
 def _model(service: Service) -> dict[str, Any]:
-    draft = service.llm.llm.config.draft
+    draft = service.llm.config.draft
     return {
         "id": service.model,
         "object": "model",

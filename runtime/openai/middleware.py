@@ -15,7 +15,7 @@ from magicdec.runtime.openai.errors import ApiError, internal_error
 
 REQUEST_ID = "X-Request-Id"
 _GOOD_ID = re.compile(r"[\w.:/+=-]{1,128}", re.ASCII)
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class RequestLog:
@@ -48,14 +48,14 @@ class RequestLog:
         except asyncio.CancelledError:  # by the server, which is leaving: this client does not read its answer
             notes["error"] = "cut_off"
         except Exception:
-            _log.exception("request %s failed", request_id)
+            logger.exception("request %s failed", request_id)
             if status:  # the answer has begun: only breaking it off tells that it is not whole
                 raise
             await internal_error(request_id).response()(scope, receive, send_with_id)
         finally:
             rest = "".join(f" {name}={value!r}" for name, value in notes.items() if value is not None)
             seconds = time.monotonic() - start
-            _log.info("%s %s %s %d %.3fs%s", request_id, scope["method"], scope["path"], status, seconds, rest)
+            logger.info("%s %s %s %d %.3fs%s", request_id, scope["method"], scope["path"], status, seconds, rest)
 
 
 class ApiKeys:

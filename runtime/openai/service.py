@@ -35,11 +35,10 @@ class Service:
 
     def __init__(self, llm: AsyncLLM, model: str, registry: CollectorRegistry, limits: Limits, *, created: int) -> None:
         self.llm, self.model, self.registry, self.limits, self.created = llm, model, registry, limits, created
-        self.tokenizer = llm.llm.tokenizer
+        self.tokenizer = llm.tokenizer
         self.token_text = TokenText(self.tokenizer)
         self._threads = CapacityLimiter(MAX_THREADS)
-        engine = llm.llm.engine
-        self.max_seq_len = min(engine.max_seq_len, engine.blocks.num_blocks * engine.blocks.block_size)
+        self.max_seq_len = llm.max_sequence_tokens
         self.max_prompt_tokens = min(limits.max_prompt_tokens or self.max_seq_len, self.max_seq_len - 1)
 
     def check_model(self, name: str | None) -> None:

@@ -33,7 +33,7 @@ _LOOK_EVERY: Final = 0.5  # seconds between two looks at whether the other ranks
 # What launchers tell the processes that they start: MPICH and its kin (hydra, Intel MPI), Open MPI.
 _LAUNCHED: Final = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Ranks:
         self.local_rank, self.num_local = local.index(me), len(local)
         if self.rank == 0 and self.size > 1:
             each = ", ".join(f"rank {peer.rank} is process {peer.pid} on {peer.host}" for peer in peers)
-            _log.warning("%d ranks: %s", self.size, each)  # launchers report a killed process by its number alone
+            logger.warning("%d ranks: %s", self.size, each)  # launchers report a killed process by its number alone
 
     def send(self, message: object) -> None:
         """Rank 0: give a message to all other ranks."""
@@ -122,7 +122,7 @@ class Ranks:
         """Report this rank's failure and end every rank at once."""
         cause = f"{type(error).__name__}: {error}"
         trace = None if isinstance(error, EngineError | KeyboardInterrupt) else error
-        _log.critical("rank %d failed while %s: %s; all ranks end", self.rank, doing, cause, exc_info=trace)
+        logger.critical("rank %d failed while %s: %s; all ranks end", self.rank, doing, cause, exc_info=trace)
         sys.stdout.flush()
         sys.stderr.flush()
         time.sleep(_LAST_WORDS)

@@ -21,7 +21,7 @@ from magicdec.plugins.model.torch_model import ModelConfig, TorchModel
 from magicdec.plugins.rotary import rotate
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class TorchRunner:
@@ -106,7 +106,7 @@ class TorchRunner:
             if library is not None and reason is None:
                 return NativeModel(library, config, weights)
             if library is not None:
-                _log.warning("%s: computing with PyTorch's kernels, which are several times slower", reason)
+                logger.warning("%s: computing with PyTorch's kernels, which are several times slower", reason)
         return TorchModel(config, weights, ranks)
 
     def _load(self, path: Path) -> dict[str, torch.Tensor]:

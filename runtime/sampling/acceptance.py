@@ -68,13 +68,13 @@ def rejection_sample_all(
     last = (counts + 1).cumsum() - (counts + 1) + num_accepted  # [B] the row that the last token comes from
     chosen: list[int] = []
     for part in _parts(target.shape[1], len(last)):
-        laws = target[last[part]].astype(np.float64)
+        rows = target[last[part]].astype(np.float64)
         refused = [b for b in range(len(last))[part] if num_accepted[b] < counts[b]]
         if refused:
             drafted = np.stack([_on_host(draft_row(b, num_accepted[b])) for b in refused])
             at = np.array(refused) - part.start
-            laws[at] = residual(laws[at], drafted)
-        chosen += sample_all(torch.from_numpy(laws), sample_draws[last[part]])
+            rows[at] = residual(rows[at], drafted)
+        chosen += sample_all(torch.from_numpy(rows), sample_draws[last[part]])
     return [
         VerifyOutput(count, (*token_ids[:count], token))
         for count, token_ids, token in zip(num_accepted, draft_token_ids, chosen, strict=True)
@@ -89,11 +89,12 @@ def accepts(target_prob: Row, draft_prob: Row, draw: Row) -> NDArray[np.bool_]:
 
 
 def residual(target_probs: Row, draft_probs: Row) -> NDArray[np.float64]:
-    """max(target - draft, 0), [R, V], unnormalised: the laws of recovered tokens.
+    """max(target - draft, 0), [R, V], unnormalised: the distributions of recovered tokens.
 
     Without rounding it is empty only if both rows are equal, and then nothing is ever rejected. With rounding, rows
     that differ by their last bits may reject (with a probability of that size) and leave nothing above the draft; the
-    target's own row then differs from the right law by no more than that rounding, and has no token it excludes.
+    target's own row then differs from the right distribution by no more than that rounding, and has no token that it
+    excludes.
     """
     excess = np.subtract(target_probs, draft_probs, dtype=np.float64)
     np.maximum(excess, 0, out=excess)

@@ -39,8 +39,7 @@ class LogitsProcessor:
         eos_token_ids: end-of-sequence ids, masked with stop_token_ids until min_tokens.
         bad_words_ids: token ids of each spelling of each bad word.
 
-    Raises:
-        RequestError: a token id in the parameters is outside the vocabulary.
+    All ids are in the vocabulary; `engine.admission` has seen to it.
     """
 
     def __init__(
@@ -56,17 +55,13 @@ class LogitsProcessor:
         self._bias = dict(params.logit_bias or {})
         self._ends = sorted({*eos_token_ids, *params.stop_token_ids}) if params.min_tokens else []
         self._bad_words = [tuple(ids) for ids in bad_words_ids if ids]
-        self._check_ids("logit_bias", self._bias)
-        self._check_ids("stop_token_ids", params.stop_token_ids)
-        for ids in self._bad_words:
-            self._check_ids("bad_words", ids)
         self._num_output = 0
         self._tail: list[int] = []  # end of the output, as long as the longest bad word needs
         self._tail_len = max(map(len, self._bad_words), default=1) - 1
         repeats = params.repetition_penalty != 1
         self._penalizes = repeats or bool(params.presence_penalty or params.frequency_penalty)
         self._seen = _TokenCounts(prompt_token_ids if repeats else ())
-        self.shared_law = self._shared_law()
+        self.distribution_key = self._distribution_key()
 
     def append(self, token_ids: Sequence[int]) -> None:
         """Commit output tokens."""
@@ -100,7 +95,7 @@ class LogitsProcessor:
 
     def best(self, logits: torch.Tensor, drafts: Sequence[int], first: int = 0) -> list[int]:
         """Arg-max of each row, the lowest id of equals; as `probs`, for a greedy request."""
-        if self.shared_law is None:
+        if self.distribution_key is None:
             logits = self._processed(self._fit(logits), drafts, first)
         ids, largest = _arg_max(logits[:, : self.vocab_size])
         _check_largest(largest)
@@ -108,7 +103,7 @@ class LogitsProcessor:
 
     def _processed(self, logits: torch.Tensor, drafts: Sequence[int], first: int) -> torch.Tensor:
         """Masks and penalties, in place; what does not look at the history needs no draft tokens either."""
-        if self.shared_law is not None:
+        if self.distribution_key is not None:
             return logits
         assert len(drafts) >= first + logits.shape[0] - 1, "more rows than draft tokens to tell them apart"
         histories = [drafts[: first + i] for i in range(logits.shape[0])]
@@ -117,7 +112,7 @@ class LogitsProcessor:
             self._penalize(logits, histories)
         return logits
 
-    def _shared_law(self) -> str | None:
+    def _distribution_key(self) -> str | None:
         """Requests with the same one are decided alike, whatever came before a row; None: only this request is so."""
         params = self.params
         if self._bias or self._ends or self._bad_words or self._penalizes:
@@ -144,14 +139,6 @@ class LogitsProcessor:
                 row.setdefault(other, Logprob(value, rank))
             rows.append(row)
         return rows
-
-    def _check_ids(self, name: str, token_ids: Sequence[int] | dict[int, float]) -> None:
-        for token_id in token_ids:
-            if not 0 <= token_id < self.vocab_size:
-                raise RequestError(
-                    f"sampling parameter {name} names token id {token_id}: give ids from 0 to {self.vocab_size - 1}, "
-                    "those of the model's tokenizer"
-                )
 
     def _fit(self, logits: torch.Tensor) -> torch.Tensor:
         """A copy [R, vocab_size] to work on."""

@@ -10,11 +10,14 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from magicdec.errors import EngineFailedError, NotReadyError, QueueFullError, RequestError
+from magicdec.pair.config import PairConfig
+from magicdec.runtime.engine.admission import CheckedRequest, id_in_use
 from magicdec.runtime.llm import LLM, Prompt
 from magicdec.runtime.outputs import RequestOutput
 from magicdec.runtime.sampling_params import SamplingParams
 from magicdec.runtime.serving.engine_events import EngineEvents
 from magicdec.runtime.serving.request_stream import RequestStream
+from magicdec.runtime.text.tokenizer import HFTokenizer
 
 logger = logging.getLogger(__name__)
 Status = Literal["ready", "draining", "failed", "stopped"]
@@ -25,9 +28,7 @@ class _Submission:
     """A request that is open."""
 
     stream: RequestStream
-    prompt: str | None
-    prompt_token_ids: list[int]
-    params: SamplingParams
+    request: CheckedRequest
     timeout: float | None  # seconds
     deadline: float  # of time.monotonic()
 
@@ -44,7 +45,7 @@ class AsyncLLM:
     def __init__(self, llm: LLM, *, max_queue_size: int = 256, metrics: EngineEvents | None = None) -> None:
         if max_queue_size < 1:
             raise RequestError(f"max_queue_size is {max_queue_size}; give 1 or more")
-        self.llm = llm
+        self._llm, self._engine = llm, llm.engine
         self.max_queue_size = max_queue_size
         self._events = metrics or EngineEvents()
         self._ids = itertools.count()
@@ -67,6 +68,31 @@ class AsyncLLM:
     def error(self) -> str | None:
         """What ended the engine, if its status is "failed"."""
         return self._error
+
+    @property
+    def config(self) -> PairConfig:
+        """Of the pair, with the LLM's options."""
+        return self._llm.config
+
+    @property
+    def tokenizer(self) -> HFTokenizer:
+        """Of the pair; any thread may use it."""
+        return self._llm.tokenizer
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of one block of the target's KV cache."""
+        return self._engine.blocks.block_size
+
+    @property
+    def num_used_blocks(self) -> int:
+        """Blocks of the target's KV cache that requests hold at this moment."""
+        return self._engine.blocks.num_used_blocks
+
+    @property
+    def max_sequence_tokens(self) -> int:
+        """Prompt and output tokens that one sequence may have: what the pair was built for, or what the cache holds."""
+        return min(self._engine.max_seq_len, self._engine.blocks.num_blocks * self.block_size)
 
     @property
     def num_open_requests(self) -> int:
@@ -127,18 +153,17 @@ class AsyncLLM:
     ) -> RequestStream:
         if timeout is not None and not timeout > 0:
             raise RequestError(f"timeout is {timeout} s; give a time above 0, or None for no limit")
-        ids = self.llm.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        self.llm.engine.check(ids, params)
+        text = prompt if isinstance(prompt, str) else None
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        checked = self._engine.check(ids, params, text)
         with self._changed:
             self._check_open()
             name = self._new_id() if request_id is None else request_id
             if name in self._open:
-                raise RequestError(f"request id {name!r} is in use; choose another or abort that request first")
+                raise id_in_use(name)
             submission = _Submission(
                 stream=RequestStream(name, self._abort),
-                prompt=prompt if isinstance(prompt, str) else None,
-                prompt_token_ids=ids,
-                params=params,
+                request=checked,
                 timeout=timeout,
                 deadline=float("inf") if timeout is None else time.monotonic() + timeout,
             )
@@ -183,7 +208,7 @@ class AsyncLLM:
 
     def _step(self) -> None:
         start = time.perf_counter()
-        outputs = self.llm.engine.step()
+        outputs = self._engine.step()
         self._events.stepped(outputs, time.perf_counter() - start)  # before a reader can ask for the numbers
         for output in outputs:
             self._deliver(output)
@@ -209,7 +234,7 @@ class AsyncLLM:
 
     def _hand_over(self, each: _Submission) -> None:
         try:
-            self.llm.engine.add_request(each.stream.request_id, each.prompt_token_ids, each.params, each.prompt)
+            self._engine.add(each.stream.request_id, each.request)
         except RequestError as error:
             self._events.failed(each.stream.request_id)
             self._close(each)
@@ -229,7 +254,7 @@ class AsyncLLM:
         """Abort a request, with what went wrong as the text of its unfinished outputs."""
         if self._open.get(submission.stream.request_id) is not submission:
             return  # it has ended meanwhile
-        output = self.llm.engine.abort(submission.stream.request_id)
+        output = self._engine.abort(submission.stream.request_id)
         if output is None:
             return  # submitted, and not yet handed to the engine
         outputs = [replace(each, error=error) if each.finish_reason == "abort" else each for each in output.outputs]

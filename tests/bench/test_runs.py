@@ -11,7 +11,7 @@ from magicdec.bench.run import BatchRunner, same_tokens
 from magicdec.bench.session import interleave
 from magicdec.errors import ConfigError
 from magicdec.plugins.model.inputs import ModelInput
-from magicdec.runtime.engine.proposer import PlainProposer
+from magicdec.runtime.engine.drafting import PLAIN as PLAIN_DRAFTING
 from magicdec.runtime.sampling_params import SamplingParams
 from tests.support import toy
 from tests.support.toy_runner import ToyRunner
@@ -49,7 +49,7 @@ def test_decoding_is_counted_without_reading_the_prompts() -> None:
     """Prompts of 9 tokens, read in chunks of 4 rows by an engine of zero cost beside its passes."""
     engine = toy.engine("plain", target_type=SlowToy, max_num_tokens=4)
     prompts = [PROMPTS[0], PROMPTS[0][::-1]]
-    run, outputs = BatchRunner(engine, engine.proposer, Time()).run(prompts, params(0, 2), 10)
+    run, outputs = BatchRunner(engine, engine.drafting, Time()).run(prompts, params(0, 2), 10)
     assert run.decode_seconds == 2 * run.steps  # a second a row, two rows a step
     assert run.verify_seconds == run.decode_seconds
     assert run.draft_seconds == 0
@@ -62,7 +62,7 @@ def test_decoding_is_counted_without_reading_the_prompts() -> None:
 def test_drafts_and_verification_are_timed_apart() -> None:
     """Self-speculation: the same runner makes both passes."""
     engine = toy.engine("self", target_type=SlowToy, num_draft_tokens=3)
-    run, _ = BatchRunner(engine, engine.proposer, Time()).run(PROMPTS, params(3), 12)
+    run, _ = BatchRunner(engine, engine.drafting, Time()).run(PROMPTS, params(3), 12)
     rows = 3 * run.steps
     assert run.drafted == 3 * rows
     assert run.draft_seconds == 3 * rows
@@ -74,7 +74,7 @@ def test_drafts_and_verification_are_timed_apart() -> None:
 
 def test_the_batch_is_whole_in_every_measured_step() -> None:
     engine = toy.engine("ngram", target_type=SlowToy)
-    run, outputs = BatchRunner(engine, engine.proposer, Time()).run(PROMPTS, params(3), 12)
+    run, outputs = BatchRunner(engine, engine.drafting, Time()).run(PROMPTS, params(3), 12)
     assert run.verify_seconds == 3 * run.steps + run.drafted
     assert 12 <= max(map(len, outputs)) - 2 <= 12 + 2 * 4
     assert max(map(len, outputs)) < 60
@@ -82,16 +82,16 @@ def test_the_batch_is_whole_in_every_measured_step() -> None:
 
 def test_the_engine_gets_its_own_parts_back() -> None:
     engine = toy.engine("self")
-    runner, proposer = engine.runner, engine.proposer
-    BatchRunner(engine, PlainProposer(toy.VOCAB_SIZE), Time()).run(PROMPTS, params(0), 5)
+    runner, drafting = engine.runner, engine.drafting
+    BatchRunner(engine, PLAIN_DRAFTING, Time()).run(PROMPTS, params(0), 5)
     assert engine.runner is runner
-    assert engine.proposer is proposer
+    assert engine.drafting is drafting
 
 
 def test_all_ways_on_one_engine_write_what_plain_decoding_writes() -> None:
     engine = toy.engine("self", target_type=SlowToy)
-    _, plain = BatchRunner(engine, PlainProposer(toy.VOCAB_SIZE), Time()).run(PROMPTS, params(0), 12)
-    _, other = BatchRunner(engine, engine.proposer, Time()).run(PROMPTS, params(3), 12)
+    _, plain = BatchRunner(engine, PLAIN_DRAFTING, Time()).run(PROMPTS, params(0), 12)
+    _, other = BatchRunner(engine, engine.drafting, Time()).run(PROMPTS, params(3), 12)
     assert same_tokens(plain, other)
     assert not same_tokens(plain, [other[0], [*other[1][:3], 99, *other[1][4:]], other[2]])
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from magicdec.errors import EngineError
-from magicdec.runtime.drafting.switch import Drafters
+from magicdec.runtime.drafting.switch import ProposerSwitch
 from magicdec.runtime.llm import LLM
 from magicdec.runtime.sampling_params import SamplingParams
 from tests.e2e.test_exactness import PARAMS, PROMPTS
@@ -17,8 +17,8 @@ def test_auto_gives_plain_decodings_output(drafter: Drafter, tmp_path: Path) -> 
     """Greedy and seeded requests in one batch, with every drafter that the pair has."""
     pair = tiny_pair(tmp_path, drafter)
     llm = LLM(pair, num_draft_tokens="auto", drafter="auto")
-    assert isinstance(llm.engine.proposer, Drafters)
-    assert len(llm.engine.proposer.proposers) == (3 if drafter == "in_cache" else 2)
+    assert isinstance(llm.engine.drafting.proposer, ProposerSwitch)
+    assert len(llm.engine.drafting.proposer.proposers) == (3 if drafter == "in_cache" else 2)
     outputs = llm.generate(PROMPTS, PARAMS)
     llm.engine.check_integrity()
     plain = LLM(pair, num_draft_tokens=0).generate(PROMPTS, PARAMS)
@@ -30,8 +30,8 @@ def test_auto_gives_plain_decodings_output(drafter: Drafter, tmp_path: Path) -> 
 
 def test_auto_needs_no_other_drafter_and_yields_to_a_requests_own_length(tmp_path: Path) -> None:
     llm = LLM(tiny_pair(tmp_path, "self"), num_draft_tokens="auto")
-    assert isinstance(llm.engine.proposer, Drafters)
-    assert len(llm.engine.proposer.proposers) == 1
+    assert isinstance(llm.engine.drafting.proposer, ProposerSwitch)
+    assert len(llm.engine.drafting.proposer.proposers) == 1
     params = [SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, num_draft_tokens=k) for k in (0, 2)]
     none, two = llm.generate([[5, 6, 7]] * 2, params)
     assert set(none.metrics.draft_lengths) == {0}

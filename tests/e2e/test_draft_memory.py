@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from magicdec.runtime.drafting.model_proposer import ModelProposer
-from magicdec.runtime.drafting.views import CyclicDraftCache
+from magicdec.runtime.drafting.views import CyclicView
 from magicdec.runtime.llm import LLM
 from magicdec.runtime.runners.torch_runner import TorchRunner
 from magicdec.runtime.sampling_params import SamplingParams
@@ -26,12 +26,12 @@ def used_during(llm: LLM, context: int, num_draft_tokens: int) -> tuple[int, int
     """(target blocks, draft blocks) in use in the middle of decoding."""
     params = SamplingParams(max_tokens=20, ignore_eos=True, num_draft_tokens=num_draft_tokens, seed=0)
     llm.engine.add_request("r", [5 + i % 100 for i in range(context)], params)
-    proposer = llm.engine.proposer
+    proposer = llm.engine.drafting.proposer
     target = draft = 0
     while llm.engine.has_unfinished_requests:
         llm.engine.step()
         target = max(target, llm.engine.blocks.num_used_blocks)
-        if isinstance(proposer, ModelProposer) and isinstance(proposer.cache, CyclicDraftCache):
+        if isinstance(proposer, ModelProposer) and isinstance(proposer.cache, CyclicView):
             draft = max(draft, proposer.cache.blocks.num_used_blocks)
     llm.engine.check_integrity()
     return target, draft

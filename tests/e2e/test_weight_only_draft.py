@@ -144,7 +144,7 @@ def test_verification_overwrites_what_drafts_wrote(directory: Path) -> None:
 def test_entries_that_drafts_left_behind_are_seen(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A planted fault: verification puts back what the draft had written to the slots of its tokens."""
     llm = LLM(engine(directory, "int4"), dtype="float64", num_draft_tokens=4)
-    target, proposer = llm.runner, llm.engine.proposer
+    target, proposer = llm.runner, llm.engine.drafting.proposer
     assert isinstance(target, TorchRunner)
     assert isinstance(proposer, ModelProposer)
     pool, written = target.cache, set()

@@ -1,9 +1,7 @@
 """The fused acceptance has the law of the target alone; and faults that are planted in its source break it."""
 
 import math
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -15,6 +13,7 @@ from magicdec.runtime.sampling import acceptance as rejection
 from magicdec.runtime.sampling.acceptance import VerifyOutput
 from magicdec.runtime.sampling.draws import gumbel
 from tests.support import law
+from tests.support.faults import faulty_copy
 from tests.support.law import Table
 
 T2, T3, T20 = (law.random_table(v, seed=1) for v in (2, 3, 20))
@@ -110,9 +109,5 @@ FAULTS = {
 
 @pytest.mark.parametrize(("snippet", "replacement"), FAULTS.values(), ids=FAULTS.keys())
 def test_planted_fault_breaks_the_law(monkeypatch: pytest.MonkeyPatch, snippet: str, replacement: str) -> None:
-    source = Path(acceptance.__file__).read_text()
-    assert source.count(snippet) == 1, "the source has changed: plant the fault anew"
-    module = ModuleType("faulty_acceptance")
-    monkeypatch.setitem(sys.modules, module.__name__, module)  # dataclasses look their module up
-    exec(compile(source.replace(snippet, replacement), module.__name__, "exec"), module.__dict__)
+    module = faulty_copy(monkeypatch, acceptance, snippet, replacement)
     assert steep_error(module) > 100 * law.TOLERANCE

@@ -10,11 +10,11 @@ import torch
 
 from magicdec.plugins.model.inputs import ModelInput, SequenceInput
 from magicdec.runtime.drafting.model_proposer import ModelProposer
-from magicdec.runtime.drafting.views import DraftCache
+from magicdec.runtime.drafting.views import DraftView
 from magicdec.runtime.engine.block_manager import BlockManager
 from magicdec.runtime.engine.engine import Engine
 from magicdec.runtime.engine.request import Request
-from magicdec.runtime.engine.scheduler import SchedulerOutput
+from magicdec.runtime.engine.scheduler import DraftPolicy, SchedulerOutput
 from tests.support.toy_runner import ToyRunner
 
 # The next draft token of a request, after these draft tokens.
@@ -35,8 +35,8 @@ class Audit:
         self._schedule = engine.scheduler.schedule
         engine.runner.forward = self._audited_forward  # type: ignore[method-assign]
         engine.scheduler.schedule = self._audited_schedule  # type: ignore[method-assign]
-        if isinstance(engine.proposer, ModelProposer):
-            proposer = engine.proposer
+        if isinstance(engine.drafting.proposer, ModelProposer):
+            proposer = engine.drafting.proposer
             runner = proposer.runner
             assert isinstance(runner, ToyRunner)
             proposer.cache = self.cache = AuditedCache(proposer.cache, runner, window_size, num_sink_tokens)
@@ -67,12 +67,12 @@ class Audit:
         index = blocks.table(owners[0]).index(block) * size + slot % size
         assert index >= request.num_computed_tokens, f"token {index} is written again"
 
-    def _audited_schedule(self) -> SchedulerOutput:
+    def _audited_schedule(self, policy: DraftPolicy, now: float) -> SchedulerOutput:
         scheduler = self.engine.scheduler
         if self.cache is not None:
             self.cache.pending = []  # of a step that raised
         decoding = [request for request in scheduler.running if request.num_pending_tokens == 1]
-        plan = self.plan = self._schedule()
+        plan = self.plan = self._schedule(policy, now)
         rows = [entry.num_tokens + entry.num_draft_tokens for entry in plan.scheduled]
         assert all(count > 0 for count in rows)
         assert sum(rows) <= scheduler.max_num_tokens, "the token budget is exceeded"
@@ -91,9 +91,9 @@ class Audit:
 
 
 class AuditedCache:
-    """A DraftCache that compares what each draft pass is shown with the history that it should be shown."""
+    """A DraftView that compares what each draft pass is shown with the history that it should be shown."""
 
-    def __init__(self, inner: DraftCache, runner: ToyRunner, window_size: int, num_sink_tokens: int) -> None:
+    def __init__(self, inner: DraftView, runner: ToyRunner, window_size: int, num_sink_tokens: int) -> None:
         self.inner = inner
         self.runner = runner
         self.window_size = window_size

@@ -9,18 +9,13 @@ from __future__ import annotations
 
 import itertools
 import math
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from pathlib import Path
-from types import ModuleType
 from typing import Protocol
 
 import numpy as np
-import pytest
 import torch
 
-from magicdec.runtime.sampling import acceptance as rejection
 from magicdec.runtime.sampling.acceptance import VerifyOutput
 
 History = tuple[int, ...]
@@ -216,13 +211,3 @@ def tanh_sinh(function: Callable[[float], float], step: float = 1 / 6, reach: fl
         weight = math.pi * math.cosh(i * step) / (2 + math.exp(s) + math.exp(-s))  # du/dt = u (1 - u) ds/dt
         total += step * weight * function(s)
     return total
-
-
-def faulty(monkeypatch: pytest.MonkeyPatch, snippet: str, replacement: str) -> ModuleType:
-    """A copy of the module `rejection` with one piece of its source replaced: a fault for the law to find."""
-    source = Path(rejection.__file__).read_text()
-    assert source.count(snippet) == 1, "the source has changed: plant the fault anew"
-    module = ModuleType("faulty_rejection")
-    monkeypatch.setitem(sys.modules, module.__name__, module)  # dataclasses look their module up
-    exec(compile(source.replace(snippet, replacement), module.__name__, "exec"), module.__dict__)
-    return module

@@ -10,8 +10,9 @@ import torch
 from magicdec.pair import budget
 from magicdec.runtime.drafting.model_proposer import ModelProposer
 from magicdec.runtime.drafting.ngram import NGramProposer
-from magicdec.runtime.drafting.views import CyclicDraftCache, TargetWindow
+from magicdec.runtime.drafting.views import CyclicView, TargetWindow
 from magicdec.runtime.engine.block_manager import BlockManager
+from magicdec.runtime.engine.drafting import Drafting
 from magicdec.runtime.engine.engine import Engine
 from magicdec.runtime.engine.proposer import PlainProposer, Proposer
 from magicdec.runtime.engine.request import Request
@@ -93,7 +94,7 @@ def engine(
         draft = draft_type(
             num_blocks=each * max_batch_size, num_sink_tokens=sinks, sinks_follow=positions == "in_cache", **shape
         )
-        cache = CyclicDraftCache(
+        cache = CyclicView(
             draft,
             window_size=window_size,
             num_sink_tokens=num_sink_tokens,
@@ -104,26 +105,26 @@ def engine(
 
     proposer: Proposer
     if kind == "plain":
-        proposer = PlainProposer(VOCAB_SIZE)
+        proposer = PlainProposer()
     elif kind == "ngram":
-        proposer = NGramProposer(VOCAB_SIZE, min_ngram=1, max_ngram=3)
+        proposer = NGramProposer(min_ngram=1, max_ngram=3)
     elif kind == "self":
         window = TargetWindow(blocks, window_size=window_size, num_sink_tokens=num_sink_tokens)
         proposer = ModelProposer(target, window)
     else:
         proposer = separate(kind)
     policy = FixedDrafts(draft_length or fixed)
-    scheduler = Scheduler(blocks, policy, max_batch_size=max_batch_size, max_num_tokens=max_num_tokens)
-    return Engine(
+    engine = Engine(
         target,
         blocks,
-        scheduler,
-        proposer,
+        Scheduler(blocks, max_batch_size=max_batch_size, max_num_tokens=max_num_tokens),
         max_seq_len=max_seq_len,
         max_draft_len=num_draft_tokens,
         eos_token_ids=[EOS],
         tokenizer=ToyTokenizer(),
     )
+    engine.use(Drafting(policy, proposer))
+    return engine
 
 
 def request(token_ids: Sequence[int], name: str = "0", num_prompt_tokens: int | None = None, **params: Any) -> Request:
@@ -185,10 +186,10 @@ def check_integrity(engine: Engine) -> None:
     assert cache.blocks.num_used_blocks <= engine.scheduler.max_batch_size * cache.num_blocks_per_request
 
 
-def draft_cache(engine: Engine) -> CyclicDraftCache | None:
+def draft_cache(engine: Engine) -> CyclicView | None:
     """The caches of a separate draft model, if there is one."""
-    cache = engine.proposer.cache if isinstance(engine.proposer, ModelProposer) else None
-    return cache if isinstance(cache, CyclicDraftCache) else None
+    cache = engine.drafting.proposer.cache if isinstance(engine.drafting.proposer, ModelProposer) else None
+    return cache if isinstance(cache, CyclicView) else None
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from magicdec.runtime.openai.disconnect import on_disconnect
 from magicdec.runtime.openai.errors import as_api_error, internal_error
 
 DONE = b"data: [DONE]\n\n"
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class EventStream(Response):
@@ -58,7 +58,7 @@ def _failure(error: Exception, state: dict[str, Any]) -> dict[str, Any]:
     if isinstance(error, MagicDecError):
         answer = as_api_error(error)
     else:
-        _log.error("request %s failed", state["request_id"], exc_info=error)
+        logger.error("request %s failed", state["request_id"], exc_info=error)
         answer = internal_error(state["request_id"])
     state["log"]["error"] = answer.code
     return answer.body()

@@ -176,13 +176,12 @@ class LLMService:
         return Sequences(self._context(job, index), output, output.outputs).answer()
 
     def _context(self, job: Job, index: int) -> RowContext:
-        blocks = self._llm.llm.engine.blocks
         return RowContext(
             row=job.rows[index],
             index=index,
             batch_size=len(job.rows),
             arrival_ns=job.arrival_ns,
-            block_size=blocks.block_size,
+            block_size=self._llm.block_size,
             decode=self._reader.decode,
         )
 

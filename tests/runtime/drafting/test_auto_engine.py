@@ -9,7 +9,7 @@ from scipy.stats import chisquare
 from magicdec.runtime.drafting.controller import DraftController
 from magicdec.runtime.drafting.cost_model import CostPrior
 from magicdec.runtime.drafting.ngram import NGramProposer
-from magicdec.runtime.drafting.switch import Drafters
+from magicdec.runtime.drafting.switch import ProposerSwitch, controlled
 from magicdec.runtime.engine.engine import Engine
 from magicdec.runtime.sampling_params import SamplingParams
 from tests.runtime.engine.test_engine_toy import _law as enumerated_law
@@ -43,9 +43,8 @@ def auto_engine(
     """Drafts of one kind, or looked up, or none."""
     engine = toy.engine(kind, num_draft_tokens=4, num_blocks=num_blocks)
     controller = DraftController(4, CostPrior(drafts=(0.25, None)))
-    lookup = NGramProposer(toy.VOCAB_SIZE, min_ngram=1, max_ngram=3)
-    engine.proposer = Drafters([engine.proposer, lookup], controller.drafted, draft_clock or clock)
-    engine.controller = engine.scheduler.policy = controller
+    lookup = NGramProposer(min_ngram=1, max_ngram=3)
+    engine.use(controlled(controller, [engine.drafting.proposer, lookup], draft_clock or clock))
     engine._clock = clock
     return engine
 
@@ -97,7 +96,7 @@ def test_nothing_is_kept_of_requests_that_have_ended() -> None:
         engine.step()
     engine.abort("0")
     toy.drain(engine)
-    controller = engine.controller
+    controller = engine.drafting.listener
     assert isinstance(controller, DraftController)
     assert not any(plan.choices for plan in controller._plans)
     assert not any(rates._own for rates in controller.known.rates)
@@ -107,8 +106,8 @@ def test_a_plain_step_runs_no_drafter() -> None:
     """Length 0 has no speculative overhead: the proposers are not even called."""
     calls: list[int] = []
     engine = auto_engine("self", _liar(3))
-    assert isinstance(engine.proposer, Drafters)
-    for proposer in engine.proposer.proposers:
+    assert isinstance(engine.drafting.proposer, ProposerSwitch)
+    for proposer in engine.drafting.proposer.proposers:
         proposer.propose = lambda scheduled: calls.append(len(scheduled)) or []  # type: ignore[method-assign, func-returns-value]
     toy.run(engine, [[1, 2, 3]], [SamplingParams(max_tokens=30, num_draft_tokens=0, ignore_eos=True)])
     assert calls == []

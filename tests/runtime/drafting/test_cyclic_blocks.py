@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from magicdec.errors import ConfigError
 from magicdec.pair import budget
 from magicdec.pair.budget import num_sink_blocks
-from magicdec.runtime.drafting.cyclic_blocks import CyclicCache
+from magicdec.runtime.drafting.cyclic_blocks import CyclicBlocks
 
 
 class Model:
@@ -19,7 +19,7 @@ class Model:
     def __init__(self, size: int, window: int, sinks: int, max_draft_len: int, seed: int = 0) -> None:
         count = budget.num_cyclic_blocks(sinks, window, size, max_draft_len)
         self.blocks = random.Random(seed).sample(range(1000), count)
-        self.cache = CyclicCache(self.blocks, sinks, size)
+        self.cache = CyclicBlocks(self.blocks, sinks, size)
         self.size, self.window, self.max_draft_len = size, window, max_draft_len
         self.num_sinks = num_sink_blocks(sinks, size) * size
         self.text: list[int] = []

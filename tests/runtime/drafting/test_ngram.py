@@ -11,6 +11,7 @@ from magicdec.runtime.drafting.ngram import NGramProposer
 from magicdec.runtime.engine.proposer import PlainProposer
 from magicdec.runtime.engine.request import Request
 from magicdec.runtime.engine.scheduler import ScheduledRequest
+from magicdec.runtime.sampling.draft import NO_DRAFT, Draft
 from tests.support import toy
 
 
@@ -41,7 +42,7 @@ def _draft(proposer: NGramProposer, request: Request, count: int) -> list[int]:
 def test_same_as_a_naive_search(prompt: list[int], growth: list[list[int]], sizes: tuple[int, int], count: int) -> None:
     """While the sequence grows, by any number of tokens at a time."""
     min_ngram, max_ngram = sizes[0], sizes[0] + sizes[1]
-    proposer, request = NGramProposer(toy.VOCAB_SIZE, min_ngram=min_ngram, max_ngram=max_ngram), toy.request(prompt)
+    proposer, request = NGramProposer(min_ngram=min_ngram, max_ngram=max_ngram), toy.request(prompt)
     for tokens in [[], *growth]:
         request.token_ids += tokens
         assert _draft(proposer, request, count) == _naive(request.token_ids, min_ngram, max_ngram, count)
@@ -49,13 +50,13 @@ def test_same_as_a_naive_search(prompt: list[int], growth: list[list[int]], size
 
 def test_long_match_wins_over_a_later_short_one() -> None:
     """1 2 came before 7; 2 alone came later before 9."""
-    proposer = NGramProposer(toy.VOCAB_SIZE, min_ngram=1, max_ngram=2)
+    proposer = NGramProposer(min_ngram=1, max_ngram=2)
     assert _draft(proposer, toy.request([1, 2, 7, 8, 2, 9, 1, 2]), 2) == [7, 8]
 
 
 def test_a_draft_may_be_short_or_empty() -> None:
     """What followed may end with the sequence; nothing may have come before."""
-    proposer = NGramProposer(toy.VOCAB_SIZE, min_ngram=1, max_ngram=3)
+    proposer = NGramProposer(min_ngram=1, max_ngram=3)
     assert _draft(proposer, toy.request([4, 4], "a"), 5) == [4]
     assert _draft(proposer, toy.request([1, 2, 3], "b"), 5) == []
     assert _draft(proposer, toy.request([1], "c"), 5) == []
@@ -63,7 +64,7 @@ def test_a_draft_may_be_short_or_empty() -> None:
 
 def test_requests_do_not_mix_and_a_released_one_starts_anew() -> None:
     """A name may come again with another text."""
-    proposer = NGramProposer(toy.VOCAB_SIZE, min_ngram=1, max_ngram=3)
+    proposer = NGramProposer(min_ngram=1, max_ngram=3)
     first, second = toy.request([1, 2, 1], "a"), toy.request([1, 3, 1], "b")
     drafts = proposer.propose([ScheduledRequest(first, 1, 1), ScheduledRequest(second, 1, 1)])
     assert [draft.token_ids for draft in drafts] == [[2], [3]]
@@ -76,7 +77,7 @@ def test_requests_do_not_mix_and_a_released_one_starts_anew() -> None:
 def test_a_look_up_takes_over_only_what_is_new(length: int) -> None:
     """To read a list of a prompt's length takes dozens of times as long as to search the copy."""
     rng = random.Random(0)
-    proposer = NGramProposer(toy.VOCAB_SIZE, min_ngram=1, max_ngram=3)
+    proposer = NGramProposer(min_ngram=1, max_ngram=3)
     request = toy.request([rng.randrange(toy.VOCAB_SIZE) for _ in range(length)])
     _draft(proposer, request, 1)
 
@@ -93,8 +94,16 @@ def test_a_look_up_takes_over_only_what_is_new(length: int) -> None:
     assert request.token_ids.num_read < 20
 
 
+def test_the_draft_that_all_share_cannot_grow() -> None:
+    with pytest.raises(TypeError, match="NO_DRAFT is shared"):
+        NO_DRAFT.token_ids.append(1)
+    with pytest.raises(TypeError, match="NO_DRAFT is shared"):
+        NO_DRAFT.token_probs += [0.5]
+    assert Draft() == NO_DRAFT
+
+
 def test_plain_proposer_proposes_nothing() -> None:
     """Whatever it is asked for."""
-    (draft,) = PlainProposer(toy.VOCAB_SIZE).propose([ScheduledRequest(toy.request([1, 1, 1]), 1, 4)])
+    (draft,) = PlainProposer().propose([ScheduledRequest(toy.request([1, 1, 1]), 1, 4)])
     assert draft.token_ids == []
     assert len(draft.rows(toy.VOCAB_SIZE)) == 0

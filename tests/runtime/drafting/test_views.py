@@ -9,7 +9,7 @@ import torch
 
 from magicdec.pair import budget
 from magicdec.plugins.model.inputs import SequenceInput
-from magicdec.runtime.drafting.views import CyclicDraftCache, DraftCache, TargetWindow
+from magicdec.runtime.drafting.views import CyclicView, DraftView, TargetWindow
 from magicdec.runtime.engine.block_manager import BlockManager
 from magicdec.runtime.engine.request import Request
 from tests.support import toy
@@ -36,7 +36,7 @@ class Draft:
             num_sink_tokens=-(-sinks // size) * size,
             sinks_follow=positions == "in_cache",
         )
-        self.inner = CyclicDraftCache(
+        self.inner = CyclicView(
             self.runner,
             window_size=window,
             num_sink_tokens=sinks,
@@ -161,9 +161,7 @@ def test_sink_keys_are_copied_once_and_moved_with_each_evicted_block() -> None:
             super().write_keys(slots, positions, keys)
 
     runner = Recorder(num_blocks=5, num_sink_tokens=4, sinks_follow=True)
-    cache = CyclicDraftCache(
-        runner, window_size=8, num_sink_tokens=3, num_blocks_per_request=5, sink_positions="in_cache"
-    )
+    cache = CyclicView(runner, window_size=8, num_sink_tokens=3, num_blocks_per_request=5, sink_positions="in_cache")
     request = toy.request(_tokens(17))
     for _ in range(15):
         runner.forward(cache.catch_up([request]))
@@ -189,7 +187,7 @@ def test_release_gives_everything_back(positions: Positions) -> None:
 def test_target_window_names_sinks_and_window_of_the_targets_own_table() -> None:
     """Block 4, window 8, sinks 3: entries, table and slot of each draft row, by counting; one of two drops out."""
     blocks = BlockManager(40, 4)
-    window: DraftCache = TargetWindow(blocks, window_size=8, num_sink_tokens=3)
+    window: DraftView = TargetWindow(blocks, window_size=8, num_sink_tokens=3)
     for name in ("other", "0"):
         assert blocks.allocate(name, [], 72) is not None
     for length in range(1, 60):

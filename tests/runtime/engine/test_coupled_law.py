@@ -17,6 +17,7 @@ from magicdec.runtime.sampling import acceptance as rejection
 from magicdec.runtime.sampling import draws
 from magicdec.runtime.sampling.acceptance import VerifyOutput
 from tests.support import law
+from tests.support.faults import faulty_copy
 from tests.support.law import TOLERANCE, History, Law, Table
 
 T2, T3, T4 = (law.random_table(v, seed=1) for v in (2, 3, 4))
@@ -124,7 +125,7 @@ COUPLED_FAULTS = {
 
 @pytest.mark.parametrize(("snippet", "replacement"), COUPLED_FAULTS.values(), ids=COUPLED_FAULTS.keys())
 def test_planted_fault_breaks_the_coupled_law(monkeypatch: pytest.MonkeyPatch, snippet: str, replacement: str) -> None:
-    module = law.faulty(monkeypatch, snippet, replacement)
+    module = faulty_copy(monkeypatch, rejection, snippet, replacement)
     measured = coupled_joint_law(module.coupled_sample, T2, D2, 2, 3)
     assert law.distance(measured, law.plain_law(T2, 3)) > 100 * TOLERANCE
 

@@ -125,6 +125,16 @@ def test_what_cannot_be_served_is_refused_and_changes_nothing(
     assert output.outputs[0].token_ids == toy.plain(longest, param, max_seq_len=20).token_ids
 
 
+def test_a_bad_word_that_the_model_has_no_id_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tokenizer may know more ids than its model."""
+    engine = toy.engine("self")
+    monkeypatch.setattr(toy.ToyTokenizer, "encode_plain", lambda *_: [1, toy.VOCAB_SIZE])
+    with pytest.raises(RequestError, match=r"bad_words holds token id 16; ids must be in 0\.\.15"):
+        engine.add_request("0", [1], SamplingParams(bad_words=["a"]))
+    assert not engine.has_unfinished_requests
+    engine.check_integrity()
+
+
 def test_a_name_in_use_is_refused() -> None:
     """Until its request has ended."""
     engine = toy.engine("plain")

@@ -1,7 +1,5 @@
 """Faults planted in the real source, one at a time: the named test must fail, or it proves nothing."""
 
-import inspect
-import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
@@ -13,9 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from magicdec.pair import budget
 from magicdec.runtime.drafting import views as draft_cache
-from magicdec.runtime.drafting.cyclic_blocks import CyclicCache
+from magicdec.runtime.drafting.cyclic_blocks import CyclicBlocks
 from magicdec.runtime.drafting.ngram import _History
-from magicdec.runtime.drafting.views import CyclicDraftCache, TargetWindow
+from magicdec.runtime.drafting.views import CyclicView, TargetWindow
 from magicdec.runtime.engine.block_manager import BlockManager
 from magicdec.runtime.engine.block_tables import BlockTables
 from magicdec.runtime.engine.engine import Engine
@@ -30,6 +28,7 @@ from tests.runtime.engine import test_engine_ends as end_tests
 from tests.runtime.engine import test_engine_toy as engine_tests
 from tests.runtime.engine import test_scheduler as scheduler_tests
 from tests.runtime.engine import test_state_machine as machines
+from tests.support.faults import plant
 
 SHAPE = (4, 8, 3, 4)
 QUICK = settings(max_examples=40, stateful_step_count=40, phases=[Phase.generate], report_multiple_bugs=False)
@@ -63,7 +62,7 @@ FAULTS = {
         ),
     ),
     "rewind lowers nothing": Fault(
-        CyclicCache,
+        CyclicBlocks,
         "rewind",
         "min(self.num_tokens, num_tokens)",
         "self.num_tokens",
@@ -74,7 +73,7 @@ FAULTS = {
         ),
     ),
     "the newest block is reused": Fault(
-        CyclicCache,
+        CyclicBlocks,
         "_rotate",
         "self._recent.pop(0)",
         "self._recent.pop()",
@@ -91,7 +90,7 @@ FAULTS = {
         ),
     ),
     "sinks stay behind": Fault(
-        CyclicDraftCache,
+        CyclicView,
         "_append",
         "if cache_len and self.sinks_follow",
         "if False and self.sinks_follow",
@@ -132,10 +131,10 @@ FAULTS = {
         ),
     ),
     "drafts count as computed": Fault(
-        Engine,
-        "_commit_tokens",
-        "len(request.token_ids) - 1",
-        "len(request.token_ids)",
+        Request,
+        "commit",
+        "len(self.token_ids) - 1",
+        "len(self.token_ids)",
         (lambda: engine_tests.test_batch_of_one("ngram"), _machine(machines.SelfMachine)),
     ),
     "drafts are published": Fault(
@@ -174,10 +173,10 @@ FAULTS = {
         (block_manager_tests.test_prefix_is_shared_while_its_owner_lives_and_after,),
     ),
     "preemption loses output tokens": Fault(
-        Scheduler,
-        "_preempt",
-        "request.num_computed_tokens = 0",
-        "request.num_computed_tokens = 0; del request.token_ids[request.num_prompt_tokens :]",
+        Request,
+        "preempt",
+        "self.num_computed_tokens = 0",
+        "self.num_computed_tokens = 0; del self.token_ids[self.num_prompt_tokens :]",
         (
             scheduler_tests.test_the_youngest_is_preempted_and_keeps_its_output,
             lambda: engine_tests.test_forced_preemption("ngram", 28, 1.0),
@@ -185,17 +184,17 @@ FAULTS = {
         ),
     ),
     "preemption keeps the computed length": Fault(
-        Scheduler,
-        "_preempt",
-        "request.num_computed_tokens = 0",
+        Request,
+        "preempt",
+        "self.num_computed_tokens = 0",
         "pass",
         (scheduler_tests.test_the_youngest_is_preempted_and_keeps_its_output,),
     ),
     "drafts take the rows of others": Fault(
         Scheduler,
         "schedule",
-        "share = budget - (len(decoding) - index - 1)",
-        "share = budget",
+        "room = budget - (len(decoding) - index - 1)",
+        "room = budget",
         (
             scheduler_tests.test_drafts_leave_a_row_for_each_other_decoding_request,
             _machine(machines.SelfMachine),
@@ -214,14 +213,14 @@ FAULTS = {
     "a finished request keeps its draft": Fault(
         Engine,
         "_retire",
-        "self.proposer.release(request)",
+        "self.drafting.proposer.release(request)",
         "pass",
         (lambda: engine_tests.test_batch_of_one("in_cache"), _machine(machines.InCacheMachine)),
     ),
     "a preempted request keeps its draft": Fault(
         Engine,
         "_schedule",
-        "self.proposer.release(request)",
+        "self.drafting.proposer.release(request)",
         "pass",
         (lambda: engine_tests.test_forced_preemption("in_cache", 28, 1.0),),
     ),
@@ -253,7 +252,7 @@ FAULTS = {
 def test_planted_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By each of the tests that claim to see it."""
     fault = FAULTS[name]
-    _plant(fault, monkeypatch)
+    plant(monkeypatch, fault.owner, fault.function, fault.old, fault.new)
     for test in fault.tests:
         with pytest.raises((AssertionError, IndexError, KeyError)):
             test()
@@ -264,12 +263,3 @@ def test_without_a_fault_these_tests_pass() -> None:
     for name in ("sinks stay behind", "verify reads one block too few", "a stop keeps later tokens"):
         for test in FAULTS[name].tests:
             test()
-
-
-def _plant(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
-    function = getattr(fault.owner, fault.function)
-    source = textwrap.dedent(inspect.getsource(function))
-    assert source.count(fault.old) == 1, "the source has changed: plant the fault anew"
-    scope = dict(function.__globals__)
-    exec(compile(source.replace(fault.old, fault.new), f"<{fault.function}>", "exec"), scope)
-    monkeypatch.setattr(fault.owner, fault.function, scope[fault.function])

@@ -16,6 +16,7 @@ from magicdec.runtime.sampling import draws
 from magicdec.runtime.sampling.logits import LogitsProcessor
 from magicdec.runtime.sampling_params import SamplingParams
 from tests.support import law
+from tests.support.faults import faulty_copy
 from tests.support.law import TOLERANCE, History, Table
 
 
@@ -117,20 +118,20 @@ def test_float32_tables_keep_the_law_to_their_own_rounding() -> None:
 # -- The check can fail ------------------------------------------------------------------------------------------------
 
 
-LAWS = "laws = target[last[part]].astype(np.float64)"
-RECOVER = "residual(laws[at], drafted)"
+ROWS = "rows = target[last[part]].astype(np.float64)"
+RECOVER = "residual(rows[at], drafted)"
 DRAW = "sample_draws[last[part]]"
 ACCEPT = "draw * draft_prob < target_prob"
 STANDS = "accepts(target[rows, tokens], np.asarray(token_probs), accept_draws)"
 ALL = "(np.array(num_accepted) == counts)"
 FAULTS = {
-    "recover from the target": (RECOVER, "laws[at]"),
+    "recover from the target": (RECOVER, "rows[at]"),
     "recover from the next row": (RECOVER, "residual(target[last[at] + 1], drafted)"),
     "recover from the first row": (RECOVER, "residual(target[:1], drafted)"),
     "recover with the first draw": (DRAW, f"sample_draws[np.where({ALL}, last, 0)]"),
     "residual of either sign": ("np.maximum(excess, 0, out=excess)", "np.abs(excess, out=excess)"),
-    "bonus from the previous row": (LAWS, f"laws = target[last - {ALL}].astype(np.float64)"),
-    "bonus from the draft": (LAWS, f"{LAWS}; laws[{ALL}] = draft_row(0, -1)"),
+    "bonus from the previous row": (ROWS, f"rows = target[last - {ALL}].astype(np.float64)"),
+    "bonus from the draft": (ROWS, f"{ROWS}; rows[{ALL}] = draft_row(0, -1)"),
     "bonus with the first draw": (DRAW, f"sample_draws[np.where({ALL}, 0, last)]"),
     "accept the arg-max": (STANDS, f"({STANDS} | (tokens == target[rows].argmax(axis=1)))"),
     "accept what the target likes": (ACCEPT, "draw < target_prob"),
@@ -141,13 +142,13 @@ FAULTS = {
 
 @pytest.mark.parametrize(("snippet", "replacement"), FAULTS.values(), ids=FAULTS.keys())
 def test_planted_fault_breaks_the_law(monkeypatch: pytest.MonkeyPatch, snippet: str, replacement: str) -> None:
-    module = law.faulty(monkeypatch, snippet, replacement)
+    module = faulty_copy(monkeypatch, rejection, snippet, replacement)
     error = CASES["draft over-weights the target's arg-max"].error(module.rejection_sample)
     assert error > 100 * TOLERANCE
 
 
 def test_unplanted_copy_keeps_the_law(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = law.faulty(monkeypatch, ACCEPT, f"{ACCEPT}  # as it was")
+    module = faulty_copy(monkeypatch, rejection, ACCEPT, f"{ACCEPT}  # as it was")
     assert CASES["draft over-weights the target's arg-max"].error(module.rejection_sample) < TOLERANCE
 
 

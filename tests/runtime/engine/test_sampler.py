@@ -52,7 +52,7 @@ def _apart(draft: Draft) -> Draft:
     """The same draft as its request alone would have drawn it, in tables of one row."""
     cut = [
         [table[row].clone()[None] for table, row in zip(tables, draft.table_rows, strict=True)] if tables else []
-        for tables in (draft.laws, draft.noise)
+        for tables in (draft.distributions, draft.noise)
     ]
     return Draft(draft.token_ids, [0] * len(draft.table_rows), cut[0], draft.token_probs, cut[1])
 
@@ -80,11 +80,13 @@ def test_drafted_together_as_alone(seed: int, at_once: int, monkeypatch: pytest.
         assert draw_next([request], logits[i : i + 1], [alone[i]]) == [None]
         assert together[i].token_ids == alone[i].token_ids
         assert together[i].token_ids[:-1] == drafts[i].token_ids
-        assert bool(together[i].laws) != request.params.greedy
+        assert bool(together[i].distributions) != request.params.greedy
         laws = together[i].rows(16)
         assert torch.equal(laws, alone[i].rows(16))
         if request.params.acceptance_rule == "rejection":
-            assert together[i].shares() == laws[torch.arange(len(laws)), torch.tensor(together[i].token_ids)].tolist()
+            assert (
+                together[i].drawn_probs() == laws[torch.arange(len(laws)), torch.tensor(together[i].token_ids)].tolist()
+            )
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -22,9 +22,8 @@ class Bench:
     ) -> None:
         self.blocks = BlockManager(num_blocks, SIZE, prefix_caching=caching)
         self.draft_len = draft_len
-        self.scheduler = Scheduler(
-            self.blocks, FixedDrafts(lambda _: self.draft_len), max_batch_size=batch, max_num_tokens=tokens
-        )
+        self.policy = FixedDrafts(lambda _: self.draft_len)
+        self.scheduler = Scheduler(self.blocks, max_batch_size=batch, max_num_tokens=tokens)
 
     def add(self, name: str, length: int, **params: int) -> Request:
         """Prompts differ from the first token on."""
@@ -35,14 +34,14 @@ class Bench:
 
     def step(self, accepted: int = 0) -> SchedulerOutput:
         """Schedule and commit as an engine does: up to `accepted` drafts and one token; every token is 5."""
-        plan = self.scheduler.schedule()
+        plan = self.scheduler.schedule(self.policy, 0.0)
         for entry in plan.scheduled:
             request = entry.request
             if entry.completes:
                 request.token_ids += [5] * (1 + min(accepted, entry.num_draft_tokens))
                 request.num_computed_tokens = len(request.token_ids) - 1
             else:
-                request.num_computed_tokens += entry.num_tokens
+                request.advance(entry.num_tokens)
             self.blocks.publish(request.request_id, request.token_ids, request.num_computed_tokens)
             if request.num_tokens_left <= 0:
                 request.finish("length")

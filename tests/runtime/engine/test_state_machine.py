@@ -110,7 +110,7 @@ class EngineMachine(RuleBasedStateMachine):
         """As if blocks had run out."""
         youngest = self.engine.scheduler.running[-1]
         self.engine.scheduler._preempt(youngest)
-        self.engine.proposer.release(youngest)
+        self.engine.drafting.proposer.release(youngest)
         toy.check_integrity(self.engine)
 
     def teardown(self) -> None:

@@ -45,7 +45,7 @@ class Served:
     @property
     def num_used_blocks(self) -> int:
         """KV blocks that some request holds."""
-        return self.llm.llm.engine.blocks.num_used_blocks
+        return self.llm.num_used_blocks
 
     def post(self, path: str, body: dict[str, Any] | bytes, **headers: str) -> httpx2.Response:
         """A request as anything might send it."""

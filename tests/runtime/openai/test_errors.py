@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from magicdec.errors import RequestError
+from magicdec.runtime.engine.engine import Engine
 from magicdec.runtime.openai.answers.pieces import PieceReader
 from magicdec.runtime.openai.requests.unsupported import UNSUPPORTED
 from tests.runtime.openai.serving import MODEL, Served, wait_until
@@ -190,7 +191,7 @@ def test_openai_client_raises_its_own_errors(shared: Served) -> None:
 
 
 def test_prompt_that_leaves_no_room(shared: Served) -> None:
-    room = shared.llm.llm.config.max_seq_len
+    room = shared.llm.config.max_seq_len
     error = _names(shared, COMPLETIONS, completion(prompt=[5] * room), "prompt", f"at most {room - 1}")
     assert error["code"] == "context_length_exceeded"
     assert shared.post(COMPLETIONS, completion(prompt=[5] * (room - 1))).status_code == 200
@@ -220,7 +221,7 @@ def test_what_the_engine_finds_late(shared: Served, monkeypatch: pytest.MonkeyPa
         raise RequestError("bad_words hold a word that no token spells; leave it out")
 
     with monkeypatch.context() as patch:
-        patch.setattr(shared.llm.llm.engine, "add_request", refuse)
+        patch.setattr(Engine, "add", refuse)
         answer = shared.post(COMPLETIONS, completion(stream=stream, prompt=["hi", "you"]))
     assert answer.status_code == 400
     assert _error(answer)["param"] == "bad_words"

@@ -103,5 +103,5 @@ def test_bug_in_the_middle_of_a_stream(llm: LLM, monkeypatch: pytest.MonkeyPatch
             wait_until(served.is_idle, "freed within a step")
 
 
-def _explode() -> SchedulerOutput:
+def _explode(*_: object) -> SchedulerOutput:
     raise RuntimeError("the cause")

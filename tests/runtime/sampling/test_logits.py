@@ -157,17 +157,6 @@ def test_a_row_without_tokens_is_refused() -> None:
         LogitsProcessor(SamplingParams(), [], 2).probs(torch.full((1, 2), -math.inf), ())
 
 
-@pytest.mark.parametrize("token_id", [4, 1000])
-def test_token_ids_outside_the_vocabulary_are_refused(token_id: int) -> None:
-    for params, bad_words in (
-        (SamplingParams(logit_bias={token_id: 1.0}), []),
-        (SamplingParams(stop_token_ids=[token_id]), []),
-        (SamplingParams(), [[0, token_id]]),
-    ):
-        with pytest.raises(RequestError, match=f"{token_id}: give ids from 0 to 3"):
-            LogitsProcessor(params, [], 4, bad_words_ids=bad_words)
-
-
 def test_more_rows_than_drafts_are_our_fault() -> None:
     with pytest.raises(AssertionError, match="more rows than draft tokens"):
         LogitsProcessor(SamplingParams(presence_penalty=1), [], 2).probs(torch.zeros(3, 2), [0])

@@ -206,19 +206,19 @@ def test_refusals_name_the_reason_and_change_nothing() -> None:
     with pytest.raises(NotReadyError, match="shutting down"):
         served.submit(PROMPT, LONG)
     with pytest.raises(RequestError, match="max_queue_size is 0"):
-        AsyncLLM(served.llm, max_queue_size=0)
+        AsyncLLM(served._llm, max_queue_size=0)
 
 
 def test_what_the_engine_refuses_late_fails_that_stream_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = toy.engine("plain")
-    add = engine.add_request
+    add = engine.add
 
     def refuse_one(name: str, *rest: Any) -> None:
         if name == "bad":
             raise RequestError("not this one")
         add(name, *rest)
 
-    monkeypatch.setattr(engine, "add_request", refuse_one)
+    monkeypatch.setattr(engine, "add", refuse_one)
     with serving(engine) as served:
         bad, good = served.submit(PROMPT, LONG, request_id="bad"), served.submit(PROMPT, LONG)
         with pytest.raises(RequestError, match="not this one"):

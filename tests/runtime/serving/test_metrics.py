@@ -259,14 +259,14 @@ def test_async_llm_tells_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers, aborts, deadlines and refusals, from the threads of a server; counted before the reader sees the end."""
     engine, registry = toy.engine("self"), CollectorRegistry()
     llm = cast(LLM, SimpleNamespace(engine=engine, tokenizer=engine.tokenizer))
-    add, tokens, ends = engine.add_request, 0, dict.fromkeys(("length", "abort", "error"), 0)
+    add, tokens, ends = engine.add, 0, dict.fromkeys(("length", "abort", "error"), 0)
 
     def refuse_one(name: str, *rest: Any) -> None:
         if name == "7":
             raise RequestError("not this one")
         add(name, *rest)
 
-    monkeypatch.setattr(engine, "add_request", refuse_one)
+    monkeypatch.setattr(engine, "add", refuse_one)
 
     def value(name: str, **labels: str) -> float | None:
         return registry.get_sample_value(f"magicdec:{name}", labels)

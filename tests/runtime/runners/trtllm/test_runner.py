@@ -1,14 +1,11 @@
 """TrtllmRunner on the stand-in against TorchRunner, pass by pass; and faults planted in it, which must all be seen."""
 
-import inspect
 import sys
-import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
@@ -24,6 +21,7 @@ from magicdec.runtime.runners.trtllm.pool import KVPool
 from magicdec.runtime.runners.trtllm.runner import TrtllmRunner
 from magicdec.runtime.runners.trtllm.session import TrtSession
 from tests.support.engines import BLOCK, tiny_pair
+from tests.support.faults import plant
 from tests.support.trtllm import StandinMemory, compile_pair, standin
 
 NUM_BLOCKS = 24
@@ -304,21 +302,11 @@ FAULTS = {
 }
 
 
-def plant(fault: Fault, patch: pytest.MonkeyPatch) -> None:
-    function: Any = inspect.unwrap(getattr(fault.owner, fault.function))
-    source = textwrap.dedent(inspect.getsource(function))
-    assert source.count(fault.old) == 1, "the source has changed: plant the fault anew"
-    scope = dict(function.__globals__)
-    exec(compile(source.replace(fault.old, fault.new), f"<{fault.function}>", "exec"), scope)
-    for owner in (fault.owner, trtllm_runner):  # the runner imports some functions by name
-        if hasattr(owner, fault.function):
-            patch.setattr(owner, fault.function, scope[fault.function])
-
-
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_seen(name: str, pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fault = FAULTS[name]
-    plant(fault, monkeypatch)
+    # the runner imports some functions by name
+    plant(monkeypatch, fault.owner, fault.function, fault.old, fault.new, trtllm_runner)
     seen = (AssertionError, EngineError, import_module("tensorrt").StandinError)
     with pytest.raises(seen):
         (run_target if fault.role == "target" else run_draft)(pair / fault.role)
