@@ -27,7 +27,7 @@ def test_engine_that_dies(pair: str) -> None:
                 next(events)
                 waiting = [served.later("/v1/completions", {**LONG, "prompt": [text, "b"]}) for text in "cde"]
                 wait_until(lambda: served.llm.num_open_requests == 7, "all are open")
-                llm.engine.scheduler.schedule = _explode  # type: ignore[method-assign]
+                llm.engine.scheduler.schedule = _explode  # type: ignore[method-assign, assignment]
                 gate.release(10)
                 *_, failure, done = events
         assert json.loads(failure)["error"]["code"] == "engine_failed"
