@@ -25,9 +25,8 @@ from magicdec.plugins.acceptance import Outcome, Rule
 from magicdec.plugins.model.inputs import SequenceInput, pack
 from magicdec.plugins.model.kv_cache import KVCache
 from magicdec.plugins.model.torch_model import ModelConfig, TorchModel
-from magicdec.runtime.sampling.acceptance import rejection_sample
-from magicdec.runtime.sampling.draws import gumbel
 from tests.plugins.acceptance_cases import Batch, at_the_edges, random_batch
+from tests.support.one_request import gumbel, rejection_sample
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import os
 import platform
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -19,6 +19,7 @@ from magicdec.builder.checkpoints.source import TensorSource, open_source
 from magicdec.builder.config import resolve_config
 from magicdec.builder.convert import write_rank
 from magicdec.builder.pair import Side, check_pair, resolve_eos
+from magicdec.builder.progress import OnBuildProgress
 from magicdec.builder.safetensors_writer import write_error
 from magicdec.builder.storage import Storage, disk_bytes
 from magicdec.builder.tokenizer import TOKENIZER_FILE, stage_tokenizer
@@ -28,7 +29,6 @@ from magicdec.errors import BuildError
 from magicdec.pair.config import DtypeName, PairConfig, Role
 from magicdec.pair.manifest import ENGINE_FILE, PAIR_FILE, EngineManifest, FileRecord, PairManifest, hash_file
 
-OnProgress = Callable[[str, int, int], None]
 logger = logging.getLogger("magicdec.builder")
 _PACKAGES = ("magicdec", "torch", "safetensors", "transformers", "gguf", "tensorrt_llm", "tensorrt")
 
@@ -44,7 +44,7 @@ def build_pair(
     calibration_file: Path | None = None,
     workers: int | None = None,
     overwrite: bool = False,
-    on_progress: OnProgress | None = None,
+    on_progress: OnBuildProgress | None = None,
 ) -> Path:
     """Build the engine directory `output` for this pair and return its path.
 
@@ -172,7 +172,7 @@ def _check_output(output: Path, overwrite: bool) -> None:
         raise BuildError(f"{output} exists already; give another --output, or overwrite it with --overwrite.")
 
 
-def _stage(sources: dict[Role, TensorSource], directory: Path, report: OnProgress) -> dict[Role, Side]:
+def _stage(sources: dict[Role, TensorSource], directory: Path, report: OnBuildProgress) -> dict[Role, Side]:
     """Tokenizers first: they are small, and the pair checks need them."""
     sides = {}
     for done, (role, source) in enumerate(sources.items()):
@@ -189,7 +189,7 @@ def _write_checkpoint(
     config: PairConfig,
     directory: Path,
     text: CalibrationText,
-    report: OnProgress,
+    report: OnBuildProgress,
 ) -> dict[str, FileRecord]:
     """config.json and weights, beside the tokenizer; returns the records of all files."""
     spec, tp_size, storage = source.spec, config.tp_size_of(role), Storage.of(config, role)
@@ -250,7 +250,7 @@ def _record(path: Path) -> FileRecord:
 
 
 def _calibrate(
-    role: Role, source: TensorSource, storage: Storage, directory: Path, text: CalibrationText, report: OnProgress
+    role: Role, source: TensorSource, storage: Storage, directory: Path, text: CalibrationText, report: OnBuildProgress
 ) -> Calibration | None:
     """The model's scales and rounded weights, in a folder beside `directory`; None where nothing is quantised."""
     if not storage.needs_calibration:

@@ -11,19 +11,15 @@ from magicdec.builder.safetensors_writer import SafetensorsWriter
 from magicdec.builder.shard import OutputTensor, Piece
 from magicdec.builder.storage import Storage, StoredName, stored_tensors
 from magicdec.errors import CheckpointError
-from magicdec.pair.config import DtypeName
 from magicdec.pair.manifest import FileRecord
 from magicdec.plugins.fp8 import FP8
 
 # Elements in memory at a time: 64 MiB of float32. Peak memory is a small multiple of it, whatever the model's size.
 CHUNK_ELEMENTS = 1 << 24
-TORCH_DTYPES: dict[DtypeName, torch.dtype] = {
+_STORED: dict[StoredName, torch.dtype] = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
     "float32": torch.float32,
-}
-_STORED: dict[StoredName, torch.dtype] = {
-    **{name: dtype for name, dtype in TORCH_DTYPES.items()},
     "fp8": FP8,
     "int8": torch.int8,
     "uint8": torch.uint8,

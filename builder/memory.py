@@ -13,7 +13,7 @@ GPU_BYTES: dict[GpuName, int] = {"a100-80gb": 79 << 30, "h100-80gb": 79 << 30, "
 USABLE_FRACTION = 0.92
 
 
-def kv_bytes_per_token(spec: ModelSpec, dtype: KvDtypeName, tp_size: int) -> int:
+def rank_kv_bytes_per_token(spec: ModelSpec, dtype: KvDtypeName, tp_size: int) -> int:
     """Bytes of keys and values of one token on one rank."""
     return 2 * spec.num_layers * local_kv_heads(spec, tp_size) * spec.head_size * DTYPE_BYTES[dtype]
 
@@ -51,12 +51,12 @@ def memory_need(config: PairConfig, target: ModelSpec, draft: ModelSpec | None) 
     kv_dtype, draft_dtype = config.resolved_kv_cache_dtype, config.kv_cache_dtype_of("draft")
     draft_kv = 0
     if draft is not None and config.has_draft_cache:
-        draft_kv = draft_tokens * kv_bytes_per_token(draft, draft_dtype, draft_tp)
+        draft_kv = draft_tokens * rank_kv_bytes_per_token(draft, draft_dtype, draft_tp)
     return MemoryNeed(
         weights=weights,
         workspace=_workspace(config, target),
         draft_kv=draft_kv,
-        kv_sequence=_blocks(config.max_seq_len, config) * kv_bytes_per_token(target, kv_dtype, tp),
+        kv_sequence=_blocks(config.max_seq_len, config) * rank_kv_bytes_per_token(target, kv_dtype, tp),
     )
 
 

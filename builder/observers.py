@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import torch
 
-from magicdec.builder.convert import TORCH_DTYPES
 from magicdec.builder.rounding import InputStatistics, round_to_fp8, round_to_int4, round_to_int8
 from magicdec.builder.storage import INPUT_SCALE, WEIGHT_OFFSET, WEIGHT_SCALE, Storage
 from magicdec.pair.config import WeightOnly
+from magicdec.plugins.dtypes import TORCH_DTYPES
 from magicdec.plugins.fp8 import FP8_MAX
 from magicdec.plugins.hadamard import Hadamard
 from magicdec.plugins.linear import DenseLinear, Linear

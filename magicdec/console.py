@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from magicdec.errors import MagicDecError
@@ -52,6 +52,13 @@ def shows_errors(command: Callable[P, R]) -> Callable[P, R]:
     return wrapped
 
 
+def bars(*columns: ProgressColumn) -> Progress:
+    """Bars on stderr, with these columns behind the usual ones; nothing where stderr is no terminal."""
+    console = err()
+    usual = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"), TimeElapsedColumn()
+    return Progress(*usual, *columns, console=console, disable=not console.is_terminal)
+
+
 @contextmanager
 def shown_warnings() -> Iterator[None]:
     """What the package logs as a warning goes to stderr, above any progress bar."""
@@ -78,15 +85,7 @@ class StageBars:
     """
 
     def __init__(self) -> None:
-        console = err()
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.percentage:>3.0f}%"),
-            TimeElapsedColumn(),
-            console=console,
-            disable=not console.is_terminal,
-        )
+        self._progress = bars()
         self._tasks: dict[str, TaskID] = {}
 
     def __enter__(self) -> "StageBars":

@@ -12,6 +12,7 @@ from magicdec.errors import EngineError
 from magicdec.pair.config import PairConfig
 from magicdec.pair.manifest import load_engine, load_pair
 from magicdec.pair.memory import default_kv_cache_tokens, weight_bytes
+from magicdec.plugins.dtypes import TORCH_DTYPES
 from magicdec.runtime.drafting.controller import DraftController
 from magicdec.runtime.drafting.cost_model import CostPrior
 from magicdec.runtime.drafting.model_proposer import ModelProposer
@@ -29,7 +30,6 @@ from magicdec.runtime.parallel.leader import Leader, join_ranks
 from magicdec.runtime.parallel.mpi import check_num_ranks
 from magicdec.runtime.runners.interface import OpenRunner
 from magicdec.runtime.runners.opening import RunnerSpec, default_device, open_over, open_runner
-from magicdec.runtime.runners.torch_runner import DTYPES
 from magicdec.runtime.text.tokenizer import HFTokenizer
 
 
@@ -112,9 +112,9 @@ def load(
     """
     join_ranks()
     config = _override(load_pair(directory).config, **options)
-    if dtype is not None and dtype not in DTYPES:
-        raise EngineError(f"dtype={dtype!r} is not known; use one of {', '.join(DTYPES)}")
-    compute, target = None if dtype is None else DTYPES[dtype], directory / "target"
+    if dtype is not None and dtype not in TORCH_DTYPES:
+        raise EngineError(f"dtype={dtype!r} is not known; use one of {', '.join(TORCH_DTYPES)}")
+    compute, target = None if dtype is None else TORCH_DTYPES[dtype], directory / "target"
     manifest = load_engine(target)
     leader = join_ranks(manifest.tp_size)
     check_num_ranks(manifest.tp_size, leader.ranks.size if leader else 1, directory)

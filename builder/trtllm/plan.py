@@ -5,10 +5,8 @@ starts. The plan lists the options that are given and those that the build ends 
 change is meant.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from magicdec.builder.trtllm.rules import check_rules, notes
@@ -64,12 +62,6 @@ def plan_engines(config: PairConfig, checkpoints: Mapping[Role, Mapping[str, Any
     sm = SM_VERSIONS[config.gpu] if config.gpu is not None else None
     check_rules(config, checkpoints, sm)
     return {role: _plan(config, role, checkpoint, sm) for role, checkpoint in checkpoints.items()}
-
-
-def read_checkpoint(directory: Path) -> dict[str, Any]:
-    """config.json of a checkpoint."""
-    config: dict[str, Any] = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    return config
 
 
 def _plan(config: PairConfig, role: Role, checkpoint: Mapping[str, Any], sm: int | None) -> EnginePlan:

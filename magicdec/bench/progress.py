@@ -2,25 +2,16 @@
 
 from types import TracebackType
 
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import TimeRemainingColumn
 
-from magicdec.console import err
+from magicdec.console import bars
 
 
 class BenchBar:
-    """One bar on stderr with what is being measured; nothing where stderr is no terminal. Call it as `OnProgress`."""
+    """One bar on stderr with what is being measured; nothing where stderr is no terminal. An `OnBenchProgress`."""
 
     def __init__(self) -> None:
-        console = err()
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.percentage:>3.0f}%"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=console,
-            disable=not console.is_terminal,
-        )
+        self._progress = bars(TimeRemainingColumn())
         self._task = self._progress.add_task("Measuring", total=1.0)
 
     def __enter__(self) -> "BenchBar":

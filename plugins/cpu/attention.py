@@ -6,11 +6,11 @@ from itertools import accumulate
 
 import torch
 
+from magicdec.plugins.cpu.numbers import CACHE_DTYPES
 from magicdec.plugins.fp8 import FP8
 
 MAX_HEAD_SIZE = 1024
-_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, FP8: 3}
-_NAMES = {number: dtype for dtype, number in _DTYPES.items()}
+_NAMES = {number: dtype for dtype, number in CACHE_DTYPES.items()}
 
 
 class _Sequence(ctypes.Structure):
@@ -79,7 +79,7 @@ class PagedSequences:
 
 def supports(query: torch.Tensor, keys: torch.Tensor) -> bool:
     """Whether the kernel knows these tensors: on the CPU, float32 / bfloat16 / float16 over the same or over FP8."""
-    known = query.dtype in _DTYPES and query.dtype != FP8 and keys.dtype in (query.dtype, FP8)
+    known = query.dtype in CACHE_DTYPES and query.dtype != FP8 and keys.dtype in (query.dtype, FP8)
     return known and query.device.type == keys.device.type == "cpu" and query.shape[-1] <= MAX_HEAD_SIZE
 
 
@@ -122,7 +122,7 @@ def kernel_args(
     args = _Args(
         *(tensor.data_ptr() for tensor in (query, out, keys, values)),
         *(sequences.address, sequences.count, num_heads, num_kv_heads, head_size, sequences.block_size),
-        *(stride, stride, keys.stride(0), _DTYPES[query.dtype], _DTYPES[keys.dtype], value_scale),
+        *(stride, stride, keys.stride(0), CACHE_DTYPES[query.dtype], CACHE_DTYPES[keys.dtype], value_scale),
     )
     args.owners = query, out, keys, values, sequences
     return args

@@ -10,11 +10,11 @@ import torch
 from torch.nn import functional
 
 from magicdec.errors import EngineError
+from magicdec.plugins.cpu.numbers import DTYPES
 from magicdec.plugins.linear import DenseLinear, Fp8Linear, Int4Linear, Int8Linear, Linear
 from magicdec.plugins.weight_only import GROUP
 
 PANEL = 32
-DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _INT8, _INT4 = 3, 4
 _STORE, _GATE = 0, 2
 

@@ -11,8 +11,8 @@ import torch
 from torch.nn import functional
 
 from magicdec.errors import EngineError
-from magicdec.plugins.cpu.linear import DTYPES, MatrixStruct, PackedLinear
-from magicdec.plugins.fp8 import FP8
+from magicdec.plugins.cpu.linear import MatrixStruct, PackedLinear
+from magicdec.plugins.cpu.numbers import CACHE_DTYPES, DTYPES
 from magicdec.plugins.hadamard import Hadamard
 from magicdec.plugins.linear import Fp8Linear, load_embedding, load_linear
 from magicdec.plugins.model.inputs import ModelInput
@@ -20,7 +20,6 @@ from magicdec.plugins.model.kv_cache import KVCache
 from magicdec.plugins.model.torch_model import Layer, ModelConfig
 from magicdec.plugins.rotary import Rotary
 
-_CACHE_DTYPES = DTYPES | {FP8: 3}
 _MAX_HEAD_SIZE = 1024
 _ALIGN = 16  # norms are padded with zeros to a multiple
 _FIRST_POSITIONS = 2048
@@ -138,7 +137,7 @@ class NativeModel:
             *(tensor.data_ptr() for tensor in (*rows, sequences, cache.keys, cache.values, logits)),
             None if self.seconds is None else self.seconds.data_ptr(),
             *(len(rows[0]), len(logits), len(sequences), block_size, cache.keys.shape[2], self._num_outputs),
-            _CACHE_DTYPES[cache.dtype],
+            CACHE_DTYPES[cache.dtype],
         )
         self._library.magicdec_set_num_threads(torch.get_num_threads())
         if self._library.magicdec_step(ctypes.byref(self._decoder), ctypes.byref(step)):

@@ -3,17 +3,15 @@
 from collections.abc import Sequence
 
 from fastapi import APIRouter
-from fastapi.responses import JSONResponse
 from starlette.requests import Request
 from starlette.responses import Response
 
 from magicdec.runtime.openai.answers.answer import Answer
-from magicdec.runtime.openai.answers.event_stream import EventStream
 from magicdec.runtime.openai.answers.formats import ChatFormat
-from magicdec.runtime.openai.disconnect import on_disconnect
 from magicdec.runtime.openai.requests.body import read_json
 from magicdec.runtime.openai.requests.prompts import Prompt, chat_messages
 from magicdec.runtime.openai.requests.protocol import ChatCompletionRequest, check_num_choices, parse
+from magicdec.runtime.openai.respond import respond
 from magicdec.runtime.openai.service import Service
 from magicdec.runtime.sampling_params import SamplingParams
 
@@ -41,9 +39,6 @@ def chat_router(service: Service) -> APIRouter:
         generation = await service.generate("chatcmpl", prompts, params)
         shape = ChatFormat(service.token_text, request.top_logprobs or 0)
         answer = Answer(generation, request, shape, model=service.model, log=http.state.log)
-        if request.stream:
-            return EventStream(answer.chunks(), generation.leave)
-        async with on_disconnect(http.receive, generation.leave):
-            return JSONResponse(await answer.whole())
+        return await respond(http, generation, answer, stream=request.stream)
 
     return router

@@ -3,18 +3,16 @@
 from collections.abc import Sequence
 
 from fastapi import APIRouter
-from fastapi.responses import JSONResponse
 from starlette.requests import Request
 from starlette.responses import Response
 
 from magicdec.runtime.openai.answers.answer import Answer
-from magicdec.runtime.openai.answers.event_stream import EventStream
 from magicdec.runtime.openai.answers.formats import CompletionFormat
-from magicdec.runtime.openai.disconnect import on_disconnect
 from magicdec.runtime.openai.errors import ApiError
 from magicdec.runtime.openai.requests.body import read_json
 from magicdec.runtime.openai.requests.prompts import Prompt, completion_prompts
 from magicdec.runtime.openai.requests.protocol import CompletionRequest, check_num_choices, parse
+from magicdec.runtime.openai.respond import respond
 from magicdec.runtime.openai.service import Service
 from magicdec.runtime.sampling_params import SamplingParams
 
@@ -43,10 +41,7 @@ def completions_router(service: Service) -> APIRouter:
         echo = [_text(prompt, service) for prompt in generation.prompts] if request.echo else None
         shape = CompletionFormat(service.token_text)
         answer = Answer(generation, request, shape, model=service.model, log=http.state.log, echo=echo)
-        if request.stream:
-            return EventStream(answer.chunks(), generation.leave)
-        async with on_disconnect(http.receive, generation.leave):
-            return JSONResponse(await answer.whole())
+        return await respond(http, generation, answer, stream=request.stream)
 
     return router
 

@@ -10,7 +10,8 @@ from safetensors import SafetensorError, safe_open
 from magicdec.errors import EngineError
 from magicdec.pair.manifest import load_engine
 from magicdec.plugins.cpu.library import native
-from magicdec.plugins.cpu.linear import DTYPES as NATIVE_DTYPES
+from magicdec.plugins.cpu.numbers import DTYPES as NATIVE_DTYPES
+from magicdec.plugins.dtypes import TORCH_DTYPES
 from magicdec.plugins.fp8 import FP8, from_fp8
 from magicdec.plugins.linear import product_dtype
 from magicdec.plugins.model.communicator import Communicator, SingleRank
@@ -20,7 +21,6 @@ from magicdec.plugins.model.native_model import NativeModel, obstacle
 from magicdec.plugins.model.torch_model import ModelConfig, TorchModel
 from magicdec.plugins.rotary import rotate
 
-DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
 logger = logging.getLogger(__name__)
 
 
@@ -52,7 +52,7 @@ class TorchRunner:
         self.block_size = block_size
         self.vocab_size = manifest.vocab_size
         self.device = torch.device(device)
-        self.dtype = dtype or DTYPES[manifest.dtype]
+        self.dtype = dtype or TORCH_DTYPES[manifest.dtype]
         config = ModelConfig.from_checkpoint(json.loads((engine_dir / "config.json").read_text()))
         weights = self._load(engine_dir / f"rank{ranks.rank}.safetensors")
         names = (f"transformer.layers.{i}.attention.kv_cache_scaling_factor" for i in range(config.num_layers))

@@ -29,25 +29,6 @@ class VerifyOutput:
     token_ids: tuple[int, ...]  # num_accepted + 1 of them
 
 
-def rejection_sample(
-    target_probs: torch.Tensor,  # [k + 1, V]
-    draft_probs: Sequence[torch.Tensor] | torch.Tensor,  # [k, V]
-    draft_token_ids: Sequence[int],  # [k]
-    accept_draws: Sequence[float],  # [k], in [0, 1)
-    sample_draws: Sequence[float],  # [k + 1], in [0, 1): the recovered token at i, or the bonus token
-) -> VerifyOutput:
-    """Accept each draft token with probability min(1, target / draft); recover the first rejected from the residual.
-
-    Accepts a draft token with probability 1 - TV(target, draft), the highest possible. Source: Leviathan et al. 2023
-    (arXiv 2211.17192), algorithm 1; Chen et al. 2023 (arXiv 2302.01318), algorithm 2.
-    """
-    assert target_probs.shape[0] == len(draft_token_ids) + 1 == len(sample_draws), "one target row and draw a token"
-    assert len(draft_probs) == len(draft_token_ids) == len(accept_draws), "one draft row and accept draw a draft token"
-    token_probs = [float(row[token]) for row, token in zip(draft_probs, draft_token_ids, strict=True)]
-    draws = np.asarray(accept_draws, dtype=np.float64), np.asarray(sample_draws, dtype=np.float64)
-    return rejection_sample_all(target_probs, lambda _, i: draft_probs[i], token_probs, [draft_token_ids], *draws)[0]
-
-
 def rejection_sample_all(
     target_probs: torch.Tensor,  # [N, V], k + 1 rows of each of B requests
     draft_row: Callable[[int, int], torch.Tensor],  # draft_probs [V] of a request's draft token number i
@@ -56,7 +37,11 @@ def rejection_sample_all(
     accept_draws: NDArray[np.float64],  # [M]
     sample_draws: NDArray[np.float64],  # [N]
 ) -> list[VerifyOutput]:
-    """`rejection_sample` of each request."""
+    """Accept each draft token with probability min(1, target / draft); recover the first rejected from the residual.
+
+    Accepts a draft token with probability 1 - TV(target, draft), the highest possible. Source: Leviathan et al. 2023
+    (arXiv 2211.17192), algorithm 1; Chen et al. 2023 (arXiv 2302.01318), algorithm 2.
+    """
     target = _on_host(target_probs)
     counts = np.array([len(token_ids) for token_ids in draft_token_ids])
     tokens = np.array(list(itertools.chain.from_iterable(draft_token_ids)), dtype=np.int64)  # [M]
@@ -111,29 +96,17 @@ def greedy_sample(best: Sequence[int], draft_token_ids: Sequence[int]) -> Verify
     return VerifyOutput(num_accepted, tuple(best[: num_accepted + 1]))
 
 
-def coupled_sample(
-    target_probs: torch.Tensor,  # [k + 1, V]
-    draft_token_ids: Sequence[int],  # [k]
-    noise: Sequence[torch.Tensor] | torch.Tensor,  # [k + 1, V], standard Gumbel, of the position of each row
-) -> VerifyOutput:
-    """The target's own tokens under `noise`, for as long as the draft foresaw them: token for token plain decoding.
-
-    A draft that took the arg-max under the same noise is accepted with probability at least (1 - TV) / (1 + TV).
-    Source: Daliri et al. 2024 (arXiv 2408.07978), "Coupling without communication and drafter-invariant speculative
-    decoding".
-    """
-    assert target_probs.shape[0] == len(draft_token_ids) + 1 == len(noise), (
-        "one target row and one row of noise a token"
-    )
-    return coupled_sample_all(target_probs, [draft_token_ids], lambda _, i: noise[i][None])[0]
-
-
 def coupled_sample_all(
     target_probs: torch.Tensor,  # [N, V], k + 1 rows of each of B requests
     draft_token_ids: Sequence[Sequence[int]],  # [B] of [k]
     noise: Callable[[Sequence[int], int], torch.Tensor],  # of these requests at their row i, [R, V]
 ) -> list[VerifyOutput]:
-    """`coupled_sample` of each request; noise is asked for only as far as drafts were foreseen."""
+    """The target's own tokens under `noise`, for as long as the draft foresaw them: token for token plain decoding.
+
+    Noise is standard Gumbel, of the position of each row, and is asked for only as far as drafts were foreseen. A draft
+    that took the arg-max under the same noise is accepted with probability at least (1 - TV) / (1 + TV). Source: Daliri
+    et al. 2024 (arXiv 2408.07978), "Coupling without communication and drafter-invariant speculative decoding".
+    """
     foreseen = [(*token_ids, None) for token_ids in draft_token_ids]
     behind = np.cumsum([len(row) for row in foreseen])
     firsts = behind - [len(row) for row in foreseen]  # [B] each request's first row
@@ -150,11 +123,6 @@ def coupled_sample_all(
     return [VerifyOutput(len(token_ids) - 1, tuple(token_ids)) for token_ids in chosen]
 
 
-def sample(probs: torch.Tensor, draw: float) -> int:
-    """`sample_all` of one row [V]."""
-    return sample_all(probs[None], np.array([draw]))[0]
-
-
 def sample_all(probs: torch.Tensor, draws: NDArray[np.float64]) -> list[int]:
     """Inverse of the cumulative sum of each row [R, V] at its draw in [0, 1); never a token of probability 0.
 
@@ -169,11 +137,6 @@ def sample_all(probs: torch.Tensor, draws: NDArray[np.float64]) -> list[int]:
         edges = np.minimum(draws[part] * totals, np.nextafter(totals, 0))  # a product may round up to its total
         token_ids += (cumulative > edges[:, None]).argmax(axis=1).tolist()
     return token_ids
-
-
-def sample_gumbel(probs: torch.Tensor, noise: torch.Tensor) -> int:
-    """`sample_gumbel_all` of one row [V]."""
-    return sample_gumbel_all(probs[None], noise[None])[0]
 
 
 def sample_gumbel_all(probs: torch.Tensor, noise: torch.Tensor) -> list[int]:

@@ -53,15 +53,8 @@ def uniforms(seeds: Words, positions: Words, purpose: Purpose) -> NDArray[np.flo
     return draws
 
 
-def gumbel(seed: int, position: int, vocab_size: int) -> torch.Tensor:
-    """Standard Gumbel noise, float64 [vocab_size], always finite; a larger vocabulary only adds entries at the end."""
-    noise = np.empty(vocab_size)
-    _to_noise(_words_of_one(seed, position, Purpose.GUMBEL, vocab_size), noise)
-    return torch.from_numpy(noise)
-
-
 def gumbels(seeds: Words, positions: Words, vocab_size: int) -> torch.Tensor:
-    """`gumbel` of each pair, [n, vocab_size]."""
+    """Standard Gumbel noise of each pair, float64 [n, vocab_size], always finite; more vocabulary only adds entries."""
     noise = np.empty((len(seeds), vocab_size))
     step = max(1, _NOISE_AT_ONCE // vocab_size)
     for start in range(0, len(seeds), step):

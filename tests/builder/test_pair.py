@@ -9,7 +9,7 @@ import pytest
 from magicdec.builder import pair
 from magicdec.builder.build import build_pair
 from magicdec.builder.config import load_config
-from magicdec.builder.memory import kv_bytes_per_token, memory_need
+from magicdec.builder.memory import memory_need, rank_kv_bytes_per_token
 from magicdec.builder.pair import Side, check_pair, check_tokenizers, resolve_eos
 from magicdec.builder.tokenizer import TokenizerInfo
 from magicdec.errors import BuildError, CheckpointError, ConfigError, PairError
@@ -142,9 +142,12 @@ def test_a_gpu_with_room_for_some_sequences_is_noted(caplog: pytest.LogCaptureFi
 
 
 def test_kv_bytes_are_the_published_ones() -> None:
-    kv = {model: kv_bytes_per_token(PUBLISHED[model].spec, "bfloat16", 1) for model in (LLAMA31, LLAMA32, TINY, SMALL)}
+    kv = {
+        model: rank_kv_bytes_per_token(PUBLISHED[model].spec, "bfloat16", 1)
+        for model in (LLAMA31, LLAMA32, TINY, SMALL)
+    }
     assert kv == {LLAMA31: 131072, LLAMA32: 32768, TINY: 22528, SMALL: 6144}
-    assert kv_bytes_per_token(PUBLISHED[LLAMA2_70B].spec, "bfloat16", 16) == 2 * 80 * 128 * 2  # one head a rank
+    assert rank_kv_bytes_per_token(PUBLISHED[LLAMA2_70B].spec, "bfloat16", 16) == 2 * 80 * 128 * 2  # one head a rank
 
 
 def test_draft_memory_does_not_depend_on_the_context() -> None:

@@ -16,10 +16,10 @@ import torch
 from magicdec.plugins import acceptance, acceptance_kernel, acceptance_ops
 from magicdec.plugins.acceptance import AcceptanceRequest, Outcome, Rule
 from magicdec.runtime.engine.device_acceptance import DeviceAcceptance
-from magicdec.runtime.sampling.draws import gumbel
 from magicdec.runtime.sampling_params import SamplingParams
 from tests.plugins.acceptance_cases import Batch, at_the_edges, random_batch
 from tests.support import toy
+from tests.support.one_request import gumbel
 
 
 def reference(batch: Batch, block_size: int) -> list[Outcome | None]:

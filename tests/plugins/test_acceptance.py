@@ -8,9 +8,8 @@ import torch
 
 from magicdec.plugins import acceptance
 from magicdec.plugins.acceptance import AcceptanceRequest, Outcome, Rule
-from magicdec.runtime.sampling.acceptance import coupled_sample, rejection_sample
-from magicdec.runtime.sampling.draws import gumbel
 from tests.plugins.acceptance_cases import Batch, random_batch
+from tests.support.one_request import coupled_sample, gumbel, rejection_sample
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 

@@ -9,12 +9,11 @@ import pytest
 import torch
 
 from magicdec.plugins import acceptance
-from magicdec.runtime.sampling import acceptance as rejection
 from magicdec.runtime.sampling.acceptance import VerifyOutput
-from magicdec.runtime.sampling.draws import gumbel
-from tests.support import law
+from tests.support import law, one_request
 from tests.support.faults import faulty_copy
 from tests.support.law import Table
+from tests.support.one_request import gumbel
 
 T2, T3, T20 = (law.random_table(v, seed=1) for v in (2, 3, 20))
 D2, D3, D20 = (law.random_table(v, seed=2) for v in (2, 3, 20))
@@ -88,7 +87,7 @@ def test_law_of_a_real_vocabulary(spread: float) -> None:
     assert law.total_variation(weights / weights.sum(), exact) < 1e-8  # at most V * 2 ** -44
     assert law.total_variation(weights / weights.sum(), single / single.sum()) < torch.finfo(torch.float32).eps
     draws = rng.random(5000)
-    assert sum(row.sample(u) != rejection.sample(exact, u) for u in draws[:500]) == 0
+    assert sum(row.sample(u) != one_request.sample(exact, u) for u in draws[:500]) == 0
     found = torch.tensor([row.sample(u) for u in draws])
     cumulative = single.cumsum(0)
     between = found != torch.searchsorted(cumulative, torch.from_numpy(draws) * cumulative[-1], right=True)

@@ -18,11 +18,11 @@ from magicdec.runtime.engine.proposer import PlainProposer, Proposer
 from magicdec.runtime.engine.request import Request
 from magicdec.runtime.engine.scheduler import FixedDrafts, Scheduler
 from magicdec.runtime.outputs import CompletionOutput, FinishReason, Logprob, RequestOutput
-from magicdec.runtime.sampling.acceptance import sample, sample_gumbel
-from magicdec.runtime.sampling.draws import Purpose, child_seed, gumbel, uniform
+from magicdec.runtime.sampling.draws import Purpose, child_seed, uniform
 from magicdec.runtime.sampling.logits import LogitsProcessor
 from magicdec.runtime.sampling_params import SamplingParams
 from magicdec.runtime.text.detokenizer import Detokenizer
+from tests.support.one_request import gumbel, sample, sample_gumbel
 from tests.support.toy_runner import ToyRunner
 
 Kind = Literal["plain", "ngram", "self", "in_cache", "absolute"]

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from magicdec.builder.trtllm import rules as trtllm_rules
 from magicdec.builder.trtllm.compile import compile_engines
-from magicdec.builder.trtllm.plan import plan_engines, read_checkpoint
+from magicdec.builder.trtllm.plan import plan_engines
 from magicdec.pair.config import ROLES, Role
 from magicdec.pair.manifest import load_pair
 from magicdec.runtime.runners.trtllm import runner as trtllm_runner
@@ -50,3 +51,9 @@ def compile_pair(source: Path, output: Path) -> Path:
         manifest = json.loads((folder / "engine.json").read_text())
         (folder / "engine.json").write_text(json.dumps(manifest | {"backend": "trtllm"}))
     return output
+
+
+def read_checkpoint(directory: Path) -> dict[str, Any]:
+    """config.json of a checkpoint."""
+    config: dict[str, Any] = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    return config

@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
+from magicdec.plugins.dtypes import TORCH_DTYPES
 from magicdec.plugins.model.inputs import SequenceInput
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class HandMemory:
@@ -40,7 +39,7 @@ class Driver:
         self.memory = HandMemory()
         tensorrt.standin_memory(self.memory)
         shape = (num_blocks, self.layers, 2, kv_heads, self.block, config["head_size"])
-        kv_dtype = torch.float8_e4m3fn if fp8 else DTYPES[config["dtype"]]
+        kv_dtype = torch.float8_e4m3fn if fp8 else TORCH_DTYPES[config["dtype"]]
         self.pool = self.memory.place(torch.zeros(shape).to(kv_dtype), "device")
         runtime = tensorrt.Runtime(tensorrt.Logger())
         self.engine = runtime.deserialize_cuda_engine((directory / f"rank{rank}.engine").read_bytes())

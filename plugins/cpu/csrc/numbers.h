@@ -7,7 +7,7 @@
 
 namespace magicdec {
 
-// plugins/cpu/attention.py has the same order.
+// plugins/cpu/numbers.py has the same order.
 enum DType : int32_t { kFloat32, kBFloat16, kFloat16, kFloat8 };
 
 static inline int64_t size_of(DType dtype) { return dtype == kFloat32 ? 4 : dtype == kFloat8 ? 1 : 2; }

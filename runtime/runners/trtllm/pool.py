@@ -4,11 +4,10 @@ from collections.abc import Sequence
 
 import torch
 
+from magicdec.plugins.fp8 import FP8_MAX
 from magicdec.plugins.hadamard import Hadamard
 from magicdec.plugins.rotary import Rotary, rotate
 from magicdec.runtime.runners.trtllm.memory import Memory, Staging, aligned
-
-FP8_MAX = 448.0  # largest finite float8_e4m3fn
 
 
 class KVPool:

@@ -11,9 +11,9 @@ from safetensors import SafetensorError, safe_open
 
 from magicdec.errors import EngineError
 from magicdec.pair.manifest import EngineManifest, load_engine
+from magicdec.plugins.dtypes import TORCH_DTYPES
 from magicdec.plugins.model.inputs import ModelInput
 from magicdec.plugins.rotary import Rotary
-from magicdec.runtime.runners.torch_runner import DTYPES
 from magicdec.runtime.runners.trtllm.inputs import EngineLimits, constant_tensors, split, step_tensors
 from magicdec.runtime.runners.trtllm.memory import Memory, Staging, aligned
 from magicdec.runtime.runners.trtllm.pool import KVPool
@@ -56,7 +56,7 @@ class TrtllmRunner:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.vocab_size = manifest.vocab_size
-        self.dtype = DTYPES[manifest.dtype]
+        self.dtype = TORCH_DTYPES[manifest.dtype]
         self.memory = memory or Memory(device)
         self.session = TrtSession(engine_dir / f"rank{rank}.engine", self.memory)
         self.limits = _limits(self.session, config, block_size)
@@ -193,7 +193,7 @@ def _pool(
         num_kv_heads=max(config["num_key_value_heads"] // config["mapping"]["tp_size"], 1),
         block_size=limits.block_size,
         head_size=config["head_size"],
-        dtype=DTYPES[config["dtype"]],
+        dtype=TORCH_DTYPES[config["dtype"]],
         rotary=Rotary(config["head_size"], config["rotary_base"], config["rotary_scaling"], torch.float32),
         scales=_kv_scales(engine_dir / f"rank{rank}.safetensors", layers) if fp8 else None,
         max_slots=limits.max_seq_len,

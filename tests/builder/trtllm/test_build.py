@@ -12,12 +12,13 @@ from typer.testing import CliRunner, Result
 from magicdec.builder.build import build_pair, plan_pair
 from magicdec.builder.trtllm import rules as trtllm_rules
 from magicdec.builder.trtllm.compile import compile_engines
-from magicdec.builder.trtllm.plan import plan_engines, read_checkpoint
+from magicdec.builder.trtllm.plan import plan_engines
 from magicdec.cli import app
 from magicdec.errors import BuildError, ConfigError
 from magicdec.pair.manifest import check_hashes, load_engine, load_pair
 from tests.builder.engines import tiny_config
 from tests.support.tiny_models import write_tiny_checkpoint
+from tests.support.trtllm import read_checkpoint
 from tests.support.trtllm_driver import Driver
 
 SETTINGS: dict[str, Any] = {"backend": "trtllm", "gpu": "h100-80gb", "dtype": "bfloat16", "max_num_tokens": 512}

@@ -10,11 +10,12 @@ import pytest
 from magicdec.builder.build import build_pair
 from magicdec.builder.config import config_names, load_config
 from magicdec.builder.trtllm.compile import compile_engines
-from magicdec.builder.trtllm.plan import EnginePlan, plan_engines, read_checkpoint
+from magicdec.builder.trtllm.plan import EnginePlan, plan_engines
 from magicdec.errors import BuildError, ConfigError
 from magicdec.pair.config import ROLES, PairConfig, Role
 from tests.builder.engines import tiny_config
 from tests.support.tiny_models import write_tiny_checkpoint
+from tests.support.trtllm import read_checkpoint
 
 CHECKPOINT: dict[str, Any] = {
     "architecture": "LlamaForCausalLM",

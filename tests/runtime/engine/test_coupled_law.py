@@ -9,14 +9,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 
 from magicdec.runtime.sampling import acceptance as rejection
-from magicdec.runtime.sampling import draws
 from magicdec.runtime.sampling.acceptance import VerifyOutput
-from tests.support import law
+from tests.support import law, one_request
 from tests.support.faults import faulty_copy
 from tests.support.law import TOLERANCE, History, Law, Table
 
@@ -42,7 +42,7 @@ def coupled_run(
 
 
 def coupled_draft(table: Table) -> Callable[[History, torch.Tensor], int]:
-    return lambda history, noise: rejection.sample_gumbel(table(history), noise)
+    return lambda history, noise: one_request.sample_gumbel(table(history), noise)
 
 
 def deterministic_draft(table: Table) -> Callable[[History, torch.Tensor], int]:
@@ -69,9 +69,9 @@ def test_coupled_output_is_plain_decodings_for_every_noise(
 ) -> None:
     vocab_size = len(target(()))
     for seed in range(40):
-        noise = torch.stack([draws.gumbel(seed, position, vocab_size) for position in range(8 + draft_len)])
-        plain = coupled_run(target, draft, 0, noise[:8], rejection.coupled_sample)
-        assert coupled_run(target, draft, draft_len, noise, rejection.coupled_sample) == plain
+        noise = torch.stack([one_request.gumbel(seed, position, vocab_size) for position in range(8 + draft_len)])
+        plain = coupled_run(target, draft, 0, noise[:8], one_request.coupled_sample)
+        assert coupled_run(target, draft, draft_len, noise, one_request.coupled_sample) == plain
 
 
 def pair(difference: float) -> torch.Tensor:
@@ -89,7 +89,7 @@ def coupled_joint_law(rule: CoupledRule, target: Table, draft: Table, draft_len:
     for position in range(length):
         histories = itertools.product((0, 1), repeat=position)
         cuts = sorted(
-            law.threshold(lambda d, p=probs: rejection.sample_gumbel(p, pair(d)) == 1, -60, 60)  # type: ignore[misc]
+            law.threshold(lambda d, p=probs: one_request.sample_gumbel(p, pair(d)) == 1, -60, 60)  # type: ignore[misc]
             for history in histories
             for probs in (target(history), draft(history))
         )
@@ -106,7 +106,7 @@ def coupled_joint_law(rule: CoupledRule, target: Table, draft: Table, draft_len:
 @pytest.mark.parametrize("draft_len", [0, 1, 2])
 @pytest.mark.parametrize("draft", [D2, T2, law.lookup(2), law.mixed(law.arg_max(T2), T2, 0.7)], ids=range(4))
 def test_coupled_joint_law_is_the_targets_own(draft: Table, draft_len: int) -> None:
-    measured = coupled_joint_law(rejection.coupled_sample, T2, draft, draft_len, 3)
+    measured = coupled_joint_law(one_request.coupled_sample, T2, draft, draft_len, 3)
     assert law.distance(measured, law.plain_law(T2, 3)) < TOLERANCE
 
 
@@ -126,14 +126,14 @@ COUPLED_FAULTS = {
 @pytest.mark.parametrize(("snippet", "replacement"), COUPLED_FAULTS.values(), ids=COUPLED_FAULTS.keys())
 def test_planted_fault_breaks_the_coupled_law(monkeypatch: pytest.MonkeyPatch, snippet: str, replacement: str) -> None:
     module = faulty_copy(monkeypatch, rejection, snippet, replacement)
-    measured = coupled_joint_law(module.coupled_sample, T2, D2, 2, 3)
+    measured = coupled_joint_law(partial(one_request.coupled_sample, of=module), T2, D2, 2, 3)
     assert law.distance(measured, law.plain_law(T2, 3)) > 100 * TOLERANCE
 
 
 def first_token(probs: torch.Tensor, noise: list[float]) -> int:
     """The coupled rule's first token; a draft that may or may not be right stands beside it."""
     row = torch.tensor(noise, dtype=torch.float64)
-    return rejection.coupled_sample(probs.repeat(2, 1), [0], torch.stack([row, row])).token_ids[0]
+    return one_request.coupled_sample(probs.repeat(2, 1), [0], torch.stack([row, row])).token_ids[0]
 
 
 def gumbel_of(exponential: float) -> float:
@@ -201,7 +201,7 @@ def test_coupled_acceptance(seed: int) -> None:
     assert (1 - variation) / (1 + variation) <= expected + 1e-12 <= 1 - variation + 2e-12
     tries, accepted = 8000, 0
     for position in range(tries):
-        noise = draws.gumbel(seed, position, 4)
-        token = rejection.sample_gumbel(draft, noise)
-        accepted += rejection.coupled_sample(target.repeat(2, 1), [token], torch.stack([noise, noise])).num_accepted
+        noise = one_request.gumbel(seed, position, 4)
+        token = one_request.sample_gumbel(draft, noise)
+        accepted += one_request.coupled_sample(target.repeat(2, 1), [token], torch.stack([noise, noise])).num_accepted
     assert abs(accepted / tries - expected) < 5 * math.sqrt(expected * (1 - expected) / tries)

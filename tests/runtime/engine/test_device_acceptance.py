@@ -11,9 +11,9 @@ from magicdec.plugins import acceptance
 from magicdec.plugins.acceptance import AcceptanceRequest, Outcome
 from magicdec.plugins.model.inputs import ModelInput
 from magicdec.runtime.engine.device_acceptance import DeviceAcceptance, kernel_acceptance, supported
-from magicdec.runtime.sampling.draws import gumbel
 from magicdec.runtime.sampling_params import SamplingParams
 from tests.support import toy
+from tests.support.one_request import gumbel
 from tests.support.toy_runner import ToyRunner
 
 PROMPTS = [[1, 2, 3], [4, 5], [6, 7, 8, 9], [3, 3], [9, 1, 4], [2]]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from magicdec.runtime.sampling import acceptance as rejection
 from magicdec.runtime.sampling import draws
 from magicdec.runtime.sampling.logits import LogitsProcessor
 from magicdec.runtime.sampling_params import SamplingParams
-from tests.support import law
+from tests.support import law, one_request
 from tests.support.faults import faulty_copy
 from tests.support.law import TOLERANCE, History, Table
 
@@ -28,7 +29,7 @@ class Case:
     draft: Table
     draft_len: int
 
-    def error(self, rule: law.Rule = rejection.rejection_sample) -> float:
+    def error(self, rule: law.Rule = one_request.rejection_sample) -> float:
         """How far the joint law of draft_len + 1 tokens is from the target's own."""
         length = self.draft_len + 1
         measured = law.joint_law(rule, law.stacked(self.target), self.draft, self.draft_len, length)
@@ -103,7 +104,7 @@ def test_joint_law_with_sampling_parameters(params: SamplingParams) -> None:
     def target(history: History) -> torch.Tensor:
         return processor(history).probs(target_logits(history)[None], ())[0]
 
-    measured = law.joint_law(rejection.rejection_sample, target_rows, draft, draft_len=2, length=3)
+    measured = law.joint_law(one_request.rejection_sample, target_rows, draft, draft_len=2, length=3)
     assert law.distance(measured, law.plain_law(target, 3)) < TOLERANCE
 
 
@@ -143,13 +144,16 @@ FAULTS = {
 @pytest.mark.parametrize(("snippet", "replacement"), FAULTS.values(), ids=FAULTS.keys())
 def test_planted_fault_breaks_the_law(monkeypatch: pytest.MonkeyPatch, snippet: str, replacement: str) -> None:
     module = faulty_copy(monkeypatch, rejection, snippet, replacement)
-    error = CASES["draft over-weights the target's arg-max"].error(module.rejection_sample)
+    error = CASES["draft over-weights the target's arg-max"].error(partial(one_request.rejection_sample, of=module))
     assert error > 100 * TOLERANCE
 
 
 def test_unplanted_copy_keeps_the_law(monkeypatch: pytest.MonkeyPatch) -> None:
     module = faulty_copy(monkeypatch, rejection, ACCEPT, f"{ACCEPT}  # as it was")
-    assert CASES["draft over-weights the target's arg-max"].error(module.rejection_sample) < TOLERANCE
+    assert (
+        CASES["draft over-weights the target's arg-max"].error(partial(one_request.rejection_sample, of=module))
+        < TOLERANCE
+    )
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -158,7 +162,7 @@ def test_rejection_accepts_with_one_minus_total_variation(vocab_size: int, seed:
     target, draft = law.random_table(vocab_size, seed, 0.5)((0,)), law.random_table(vocab_size, seed, 0.5)((1,))
     rows = target.repeat(2, 1)
     accepted = sum(
-        prob * law.accept_probability(rejection.rejection_sample, rows, draft[None], (token,), 0)
+        prob * law.accept_probability(one_request.rejection_sample, rows, draft[None], (token,), 0)
         for token, prob in enumerate(draft.tolist())
     )
     assert accepted == pytest.approx(1 - law.total_variation(target, draft), abs=TOLERANCE)
@@ -173,12 +177,12 @@ def test_rejection_with_counter_based_draws_has_the_law() -> None:
             drafts: History = ()
             for _ in range(2):
                 u = draws.uniform(seed, len(output + drafts), draws.Purpose.DRAFT)
-                drafts = (*drafts, rejection.sample(D2(output + drafts), u))
+                drafts = (*drafts, one_request.sample(D2(output + drafts), u))
             accept = [draws.uniform(seed, len(output) + i, draws.Purpose.ACCEPT) for i in range(2)]
             sample = [draws.uniform(seed, len(output) + i, draws.Purpose.SAMPLE) for i in range(3)]
             draft_probs = torch.stack([D2(output + drafts[:i]) for i in range(2)])
             target_probs = law.stacked(T2)(output, drafts)
-            output += rejection.rejection_sample(target_probs, draft_probs, drafts, accept, sample).token_ids
+            output += one_request.rejection_sample(target_probs, draft_probs, drafts, accept, sample).token_ids
         counts[output[:3]] += 1
     expected = law.plain_law(T2, 3)
     chi_square = sum((counts[h] - samples * p) ** 2 / (samples * p) for h, p in expected.items())

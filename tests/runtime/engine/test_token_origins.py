@@ -11,10 +11,10 @@ from magicdec.runtime.engine.device_acceptance import DeviceAcceptance
 from magicdec.runtime.engine.engine import Engine
 from magicdec.runtime.engine.request import Request
 from magicdec.runtime.outputs import RequestOutput, TokenOrigin
-from magicdec.runtime.sampling.draws import gumbel
 from magicdec.runtime.sampling_params import SamplingParams
 from tests.support import toy
 from tests.support.audit import Audit
+from tests.support.one_request import gumbel
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9]
 NUM_DRAFTS = 4

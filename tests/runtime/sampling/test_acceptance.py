@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from magicdec.runtime.sampling import acceptance as rejection
-from magicdec.runtime.sampling.acceptance import VerifyOutput, coupled_sample, one_hot_probs, rejection_sample, sample
+from magicdec.runtime.sampling.acceptance import VerifyOutput, one_hot_probs
+from tests.support import one_request
 from tests.support.law import ALMOST_ONE, one_hot
+from tests.support.one_request import coupled_sample, rejection_sample, sample
 
 FLOATS = [torch.float32, torch.float64]
 DTYPES = pytest.mark.parametrize("dtype", FLOATS)
@@ -151,7 +153,7 @@ def test_coupled_stops_at_the_first_surprise() -> None:
 
 
 def test_gumbel_noise_never_saves_an_excluded_token() -> None:
-    assert rejection.sample_gumbel(torch.tensor([0.0, 1e-38]), torch.tensor([40.0, -4.0], dtype=torch.float64)) == 1
+    assert one_request.sample_gumbel(torch.tensor([0.0, 1e-38]), torch.tensor([40.0, -4.0], dtype=torch.float64)) == 1
 
 
 def test_one_hot_probs() -> None:

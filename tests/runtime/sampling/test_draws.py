@@ -14,7 +14,8 @@ from scipy import stats
 
 from magicdec.plugins.cpu import library
 from magicdec.runtime.sampling import draws
-from magicdec.runtime.sampling.draws import Purpose, child_seed, fresh_seed, gumbel, uniform
+from magicdec.runtime.sampling.draws import Purpose, child_seed, fresh_seed, uniform
+from tests.support.one_request import gumbel
 
 WORD = 2**64 - 1
 SEEDS = st.integers(0, WORD)
