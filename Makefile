@@ -15,16 +15,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install install-test test lint pytest test-slow format gpu-check cuda-check clean
+.PHONY: help demo install install-test test lint pytest test-slow format trtllm-check gpu-check torch-cuda-check cuda-check clean
 
 help:
-	@echo "make demo       download a small model, build a pair, generate from a long text; ARGS=\"--help\" lists options"
-	@echo "make test       ruff, mypy and the tests (minutes)"
-	@echo "make test-slow  the tests that take over a minute each"
-	@echo "make format     let ruff put the code in order"
-	@echo "make gpu-check  on a machine with TensorRT-LLM 1.2.1 and an A100, H100 or H200: build, check, measure; one report"
-	@echo "make cuda-check on a machine with a CUDA card: acceptance kernel and TorchRunner against the CPU; PyTorch suffices"
-	@echo "make clean      remove .venv, downloads and built engines"
+	@echo "make demo              download a small model, build a pair, generate from a long text; ARGS=\"--help\" lists options"
+	@echo "make test              ruff, mypy, the contract of imports, and the tests (minutes)"
+	@echo "make test-slow         the tests that take over a minute each"
+	@echo "make format            let ruff put the code in order"
+	@echo "make trtllm-check      on a machine with TensorRT-LLM 1.2.1 and an A100, H100 or H200: build, check, measure; one report"
+	@echo "make torch-cuda-check  on a machine with a CUDA card: acceptance kernel and TorchRunner against the CPU; PyTorch suffices"
+	@echo "make clean             remove .venv, downloads and built engines"
 	@echo "Variables: PYTHON=$(PYTHON)  TORCH=$(TORCH)  TORCH_INDEX=$(TORCH_INDEX)"
 
 demo: install
@@ -52,19 +52,23 @@ format: install-test
 	$(BIN)/ruff format .
 
 # With that machine's own Python, where TensorRT-LLM is installed: a virtual environment would not see it.
-gpu-check:
+trtllm-check:
 	@$(PYTHON) -c "import tensorrt_llm" 2>/dev/null || { echo "$(PYTHON) has no TensorRT-LLM. On a machine with an A100, H100 or H200" \
-		"install tensorrt-llm==1.2.1 into a Python 3.10 or 3.12, and run: make gpu-check PYTHON=/path/to/that/python" >&2; exit 1; }
+		"install tensorrt-llm==1.2.1 into a Python 3.10 or 3.12, and run: make trtllm-check PYTHON=/path/to/that/python" >&2; exit 1; }
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check -e ".[gguf]"
-	@$(PYTHON) -m magicdec gpu-check $(ARGS)
+	@$(PYTHON) -m magicdec trtllm-check $(ARGS)
 
 # Nothing is installed: any Python that has PyTorch for CUDA (which brings Triton) will do.
-cuda-check:
-	@$(PYTHON) -c "import torch" 2>/dev/null || { echo "$(PYTHON) has no PyTorch; run: make cuda-check PYTHON=/path/to/a/python/with/PyTorch" >&2; exit 1; }
+torch-cuda-check:
+	@$(PYTHON) -c "import torch" 2>/dev/null || { echo "$(PYTHON) has no PyTorch; run: make torch-cuda-check PYTHON=/path/to/a/python/with/PyTorch" >&2; exit 1; }
 	@$(PYTHON) -m benchmarks.cuda_check $(ARGS)
 
+# Their names before 0.2.
+gpu-check: trtllm-check
+cuda-check: torch-cuda-check
+
 clean:
-	rm -rf $(VENV) .cache build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .cache build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 
 $(VENV)/torch:
 	@test -n "$(PYTHON)" || { echo "No Python found; install Python 3.11 (Debian: apt install python3.11 python3.11-venv)" >&2; exit 1; }

@@ -1,4 +1,4 @@
-"""make cuda-check: the parts that need a CUDA card, PyTorch and Triton, and nothing else, in less than 4 minutes.
+"""make torch-cuda-check: the parts that need a CUDA card, PyTorch and Triton, and nothing else, in less than 4 minutes.
 
     python -m benchmarks.cuda_check             from the repository's root, with any Python that has PyTorch for CUDA
     TRITON_INTERPRET=1 python -m benchmarks.cuda_check --rehearse     the same on a CPU, at toy sizes: proves the script
@@ -63,7 +63,7 @@ def main() -> int:
     scale = REHEARSAL if parser.parse_args().rehearse else CUDA
     reason = missing(scale)
     if reason:
-        sys.stderr.write(f"make cuda-check cannot run: {reason}\n")
+        sys.stderr.write(f"make torch-cuda-check cannot run: {reason}\n")
         return 2
     say(describe(scale))
     started = time.perf_counter()

@@ -20,13 +20,12 @@ wait_politely()  # before torch is imported
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
+from magicdec.bench.demo_pair import default_engine, read_long_text  # noqa: E402
 from magicdec.bench.drafters import make_drafting  # noqa: E402
 from magicdec.bench.grid import PLAIN, Way  # noqa: E402
 from magicdec.bench.prompts import FILL_FROM, cut_prompts, fill_prompts  # noqa: E402
 from magicdec.bench.run import BatchRunner  # noqa: E402
 from magicdec.bench.session import device_clock  # noqa: E402
-from magicdec.commands.bench import default_engine  # noqa: E402
-from magicdec.commands.demo import read_long_text  # noqa: E402
 from magicdec.runtime.llm import LLM  # noqa: E402
 from magicdec.runtime.sampling_params import SamplingParams  # noqa: E402
 

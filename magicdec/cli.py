@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from magicdec import __version__
-from magicdec.commands import bench, build, demo, generate, gpu_check, inspect, serve, triton_repo
+from magicdec.commands import bench, build, demo, generate, inspect, serve, triton_repo, trtllm_check
 from magicdec.threads import wait_politely
 
 app = typer.Typer(
@@ -25,7 +25,8 @@ app.command("serve", epilog=serve.EPILOG)(serve.serve)
 app.command("triton-repo", epilog=triton_repo.EPILOG)(triton_repo.triton_repo)
 app.command("demo", epilog=demo.EPILOG)(demo.demo)
 app.add_typer(bench.app, name="bench")
-app.command("gpu-check", epilog=gpu_check.EPILOG)(gpu_check.gpu_check)
+app.command("trtllm-check", epilog=trtllm_check.EPILOG)(trtllm_check.trtllm_check)
+app.command("gpu-check", hidden=True)(trtllm_check.trtllm_check)  # its name before 0.2
 
 
 def _show_version(wanted: bool) -> None:

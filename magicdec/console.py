@@ -5,6 +5,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
@@ -13,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from magicdec.errors import MagicDecError
+from magicdec.errors import MagicDecError, RequestError
 
 if TYPE_CHECKING:
     from magicdec.runtime.outputs import RequestMetrics
@@ -184,3 +185,13 @@ def summary(metrics: "RequestMetrics") -> str:
             f"({metrics.num_accepted_tokens} of {metrics.num_draft_tokens} draft tokens accepted)"
         )
     return "; ".join(parts)
+
+
+def read_text(path: Path) -> str:
+    """A UTF-8 file of the user's."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise RequestError(f"{path} is not UTF-8 text ({error}); convert it first") from error
+    except OSError as error:
+        raise RequestError(f"{path} cannot be read: {error.strerror}; give a text file") from error

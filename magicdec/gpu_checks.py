@@ -1,4 +1,4 @@
-"""What `magicdec gpu-check` measures of TensorRT-LLM engines on the machine at hand."""
+"""What `magicdec trtllm-check` measures of TensorRT-LLM engines on the machine at hand."""
 
 import platform
 import time
@@ -39,7 +39,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Plan:
+class CheckPlan:
     """What to check. pairs: what to build by name, with the draft ("self", or a model) and its configuration."""
 
     target: Path
@@ -77,7 +77,7 @@ def describe_gpu() -> Rows:
     ]
 
 
-def run_checks(plan: Plan, report: Callable[[str], None]) -> list[Check]:
+def run_checks(plan: CheckPlan, report: Callable[[str], None]) -> list[Check]:
     """All checks in order; one that raises has failed, and the next ones run all the same."""
     checks: list[Check] = []
     for name, (draft, config) in plan.pairs.items():
@@ -93,7 +93,7 @@ def run_checks(plan: Plan, report: Callable[[str], None]) -> list[Check]:
     return checks
 
 
-def check_logits(plan: Plan, pair: Path) -> Check:
+def check_logits(plan: CheckPlan, pair: Path) -> Check:
     """The engine's error against float32 is at most twice PyTorch's in the engine's own precision."""
     config = load_pair(pair).config
     tokens = _tokens(plan, pair)[: min(config.max_seq_len // 2, plan.context)]
@@ -120,7 +120,7 @@ def check_logits(plan: Plan, pair: Path) -> Check:
     return Check("", ours <= 2 * theirs + 1e-3 and bool(context.isfinite().all()), rows)
 
 
-def check_equality(plan: Plan, pair: Path) -> Check:
+def check_equality(plan: CheckPlan, pair: Path) -> Check:
     """Greedy with drafts equals greedy without, except where the decision is closer than rounding can tell."""
     config, llm = load_pair(pair).config, _open(plan, pair)
     tokens = _tokens(plan, pair)
@@ -148,7 +148,7 @@ def check_equality(plan: Plan, pair: Path) -> Check:
     return Check("", not wrong and proposed > 0, rows)
 
 
-def check_law(plan: Plan, pair: Path) -> Check:
+def check_law(plan: CheckPlan, pair: Path) -> Check:
     """Samples with drafts and without come from one law: chi-square of two samples of three tokens each."""
     llm, prompt = _open(plan, pair), _tokens(plan, pair)[:100]
     counts = []
@@ -172,7 +172,7 @@ def check_law(plan: Plan, pair: Path) -> Check:
     return Check("", p > LEAST_P and freedom > 0, [*rows, ("p", f"{p:.2g}")])
 
 
-def measure_speed(plan: Plan, pair: Path) -> Check:
+def measure_speed(plan: CheckPlan, pair: Path) -> Check:
     """Tokens a second, plain and speculative, alone and in a full batch; measured, not judged."""
     config, llm = load_pair(pair).config, _open(plan, pair)
     length = min(plan.context, config.max_seq_len - plan.max_tokens - 16)
@@ -211,7 +211,7 @@ def chi_square_tail(statistic: float, freedom: int) -> float:
     return float(torch.special.gammaincc(half[0], half[1]))
 
 
-def _build(plan: Plan, draft: Any, config: PairConfig, pair: Path) -> Check:
+def _build(plan: CheckPlan, draft: Any, config: PairConfig, pair: Path) -> Check:
     start = time.perf_counter()
     build_pair(plan.target, draft, config, pair, workers=plan.workers, overwrite=True)
     return Check("", True, [("seconds", f"{time.perf_counter() - start:.1f}")])
@@ -226,18 +226,18 @@ def _guarded(name: str, measure: Callable[[], Check]) -> Check:
         return Check(name, False, [(type(error).__name__, f"{error} ({Path(where.filename).name}:{where.lineno})")])
 
 
-def _open(plan: Plan, pair: Path) -> LLM:
+def _open(plan: CheckPlan, pair: Path) -> LLM:
     config = load_pair(pair).config
     room = config.max_batch_size * (plan.context + plan.max_tokens + 64)
     return LLM(pair, device=plan.device, kv_cache_tokens=room)
 
 
-def _open_engine(plan: Plan, pair: Path, num_tokens: int) -> TrtllmRunner:
+def _open_engine(plan: CheckPlan, pair: Path, num_tokens: int) -> TrtllmRunner:
     size = load_pair(pair).config.block_size
     return TrtllmRunner(pair / "target", 2 * (-(-num_tokens // size) + 2), size, plan.device)
 
 
-def _tokens(plan: Plan, pair: Path) -> list[int]:
+def _tokens(plan: CheckPlan, pair: Path) -> list[int]:
     from magicdec.runtime.text.tokenizer import HFTokenizer
 
     tokens = HFTokenizer(pair / "target").encode_plain(plan.text)

@@ -1,4 +1,4 @@
-"""`make cuda-check` where there is no card: it refuses, and its script runs as a rehearsal."""
+"""`make torch-cuda-check` where there is no card: it refuses, and its script runs as a rehearsal."""
 
 import os
 import subprocess

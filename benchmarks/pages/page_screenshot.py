@@ -16,7 +16,7 @@ from pathlib import Path
 
 from selenium.webdriver.common.action_chains import ActionChains
 
-from magicdec.commands.demo import prepare_engine
+from magicdec.bench.demo_pair import prepare_engine
 from tests.runtime.openai.page.browser import Page, browser
 
 ROOT = Path(__file__).resolve().parents[2]

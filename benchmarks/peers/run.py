@@ -25,8 +25,8 @@ from model import gguf_model, huggingface_model
 from table import markdown
 
 from magicdec.bench.comparison import machine
+from magicdec.bench.demo_pair import prepare_engine, read_long_text
 from magicdec.bench.prompts import cut_prompts
-from magicdec.commands.demo import prepare_engine, read_long_text
 from magicdec.runtime.text.tokenizer import HFTokenizer
 
 CASES, QUICK_CASES = ((1, 512), (1, 4096), (1, 7500), (8, 8000)), ((1, 512), (1, 1024))

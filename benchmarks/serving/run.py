@@ -30,8 +30,8 @@ from soak import measure_soak
 from table import markdown
 
 from magicdec.bench.comparison import machine
+from magicdec.bench.demo_pair import prepare_engine, read_long_text
 from magicdec.bench.prompts import cut_prompts
-from magicdec.commands.demo import prepare_engine, read_long_text
 from magicdec.runtime.text.tokenizer import HFTokenizer
 
 PARTS = ("load", "soak", "aiperf")

@@ -1,17 +1,12 @@
 """`magicdec build`, also installed as `build-engine`."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
-from magicdec.console import StageBars, err, out, shown_warnings, shows_errors
-from magicdec.errors import ConfigError
-
-if TYPE_CHECKING:
-    from magicdec.builder.trtllm.plan import EnginePlan
-    from magicdec.pair.config import PairConfig, Role
+from magicdec.console import shows_errors
+from magicdec.tasks.build import build_engine, show_plans
 
 EPILOG = """[bold]Examples[/]
 
@@ -110,57 +105,18 @@ def build(
     The pair is checked first: tokenizers, lengths, disk, memory.
     A build that stops early leaves nothing that loads.
     """
-    from magicdec.builder.build import build_pair, plan_pair
-    from magicdec.builder.config import load_config, resolve_config
-
-    with shown_warnings(), StageBars() as bars:
-        source = _draft(draft)
-        resolved = resolve_config(
-            load_config(config),
-            kind="model" if isinstance(source, Path) else source,
-            dtype=dtype,
-            tp_size=tp,
-            draft_tp_size=draft_tp,
-            backend=backend,
-            quantize_target=quantize_target,
-            quantize_draft=quantize_draft,
-            kv_cache_dtype=kv_cache_dtype,
-            draft_kv_cache_dtype=draft_kv_cache_dtype,
-        )
-        if dry_run:
-            _show_plans(plan_pair(target, source, resolved))
-            return
-        build_pair(
-            target,
-            source,
-            resolved,
-            output,
-            calibration_file=calibration_file,
-            workers=workers,
-            overwrite=overwrite,
-            on_progress=bars,
-        )
-    err().print(f"Built {output}{_ranks(resolved)}. Next: magicdec inspect {output}", soft_wrap=True)
-
-
-def _ranks(config: "PairConfig") -> str:
-    if config.tp_size == 1:
-        return ""
-    draft = f", its draft for {config.tp_size_of('draft')}" if config.draft.kind == "model" else ""
-    return f" for {config.tp_size} ranks{draft}"
-
-
-def _show_plans(plans: "Mapping[Role, EnginePlan]") -> None:
-    if not plans:
-        raise ConfigError(
-            "--dry-run shows how TensorRT-LLM would build, and the backend is torch; add --backend trtllm"
-        )
-    for plan in plans.values():
-        for line in plan.lines():
-            out().print(line, markup=False, soft_wrap=True)
-
-
-def _draft(text: str) -> Path | Literal["self", "ngram"]:
-    if text == "self":
-        return "self"
-    return "ngram" if text == "ngram" else Path(text)
+    changes = {
+        "dtype": dtype,
+        "tp_size": tp,
+        "draft_tp_size": draft_tp,
+        "backend": backend,
+        "quantize_target": quantize_target,
+        "quantize_draft": quantize_draft,
+        "kv_cache_dtype": kv_cache_dtype,
+        "draft_kv_cache_dtype": draft_kv_cache_dtype,
+    }
+    if dry_run:
+        show_plans(target, draft, config, changes)
+    else:
+        how = {"calibration_file": calibration_file, "workers": workers, "overwrite": overwrite}
+        build_engine(target, draft, config, changes, output, how)

@@ -1,28 +1,18 @@
 """`magicdec serve`: a pair behind an OpenAI-compatible server."""
 
-import functools
-import importlib.util
-import json
-import logging
-import os
-import shlex
-import signal
-import time
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from magicdec.commands.generate import draft_length, leave_if_not_first
 from magicdec.commands.options import SPECULATION, DrafterOption, WindowOption
-from magicdec.console import err, shows_errors
-from magicdec.errors import ConfigError
+from magicdec.console import shows_errors
+from magicdec.tasks.serve import KEY_VARIABLE, Address, ServingLimits, serve_pair
 
 ADDRESS = "Address and access"
 LIMITS = "Limits"
 ENGINE = "Engine"
 MIB = 1 << 20
-KEY_VARIABLE = "MAGICDEC_API_KEY"
 EPILOG = """[bold]Endpoints[/]
 
 / (a page for a browser, which shows what speculation does); /v1/completions, /v1/chat/completions (with
@@ -131,74 +121,16 @@ def serve(
     Requests are batched in flight, and each gets the output that it would get alone. When connections are taken, a
     line on stderr says where, and how to try it.
     """
-    _leave_if_not_first()
-    if request_timeout is not None and not request_timeout > 0:
-        raise ConfigError(f"--request-timeout {request_timeout:g}: give seconds above 0, or leave it out for no limit")
-    if "" in (os.environ.get(KEY_VARIABLE), *(api_key or ())):
-        raise ConfigError(f"the API key is empty; give --api-key or {KEY_VARIABLE} a text, or leave both out")
-    length = draft_length(num_draft_tokens)
-    _log_to_stderr(log_level)
-    _check_installed()
-    from prometheus_client import CollectorRegistry, disable_created_metrics
-
-    from magicdec.runtime.llm import LLM
-    from magicdec.runtime.openai.app import make_app
-    from magicdec.runtime.openai.server import Server, bound_socket
-    from magicdec.runtime.openai.service import Limits, Service
-    from magicdec.runtime.serving.async_llm import AsyncLLM
-    from magicdec.runtime.serving.metrics import EngineMetrics
-
-    with bound_socket(host, port) as listening:
-        llm = LLM(
-            engine,
-            num_draft_tokens=length,
-            drafter=drafter,
-            window_size=window_size,
-            max_batch_size=max_batch_size,
-            max_num_tokens=max_num_tokens,
-            max_seq_len=max_seq_len,
-            kv_cache_tokens=kv_cache_tokens,
-            dtype=dtype,
-            device=device,
-        )
-        # Those are a second series for each, of use to OpenMetrics alone.
-        disable_created_metrics()  # type: ignore[no-untyped-call]
-        metrics = CollectorRegistry()
-        with AsyncLLM(llm, max_queue_size=max_queue_size, metrics=EngineMetrics(metrics, llm)) as served:
-            name = model_name or llm.config.name
-            limits = Limits(max_body_mib * MIB, max_prompt_tokens, request_timeout)
-            app = make_app(Service(served, name, metrics, limits, created=int(time.time())), api_key or ())
-            started = functools.partial(_say_where, name, bool(api_key))
-            Server(app, served, drain_timeout=drain_timeout, on_start=started).run([listening])
-
-
-def _leave_if_not_first() -> None:
-    """A SIGTERM to all ranks is rank 0's to answer: the others serve it until it has drained."""
-    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    leave_if_not_first()
-    signal.signal(signal.SIGTERM, before)
-
-
-def _log_to_stderr(level: str) -> None:
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=level.upper())
-
-
-def _check_installed() -> None:
-    """ConfigError, with the mend, if the libraries of the extra are not there."""
-    for name in ("fastapi", "prometheus_client", "uvicorn"):
-        if importlib.util.find_spec(name) is None:
-            raise ConfigError(f"serve needs {name}, which is not installed; run: pip install 'magicdec[serve]'")
-
-
-def _say_where(model: str, has_key: bool, host: str, port: int) -> None:
-    """The start-up line, and a command to try it with."""
-    address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    body = json.dumps({"model": model, "prompt": "Once upon a time", "max_tokens": 32, "stream": True})
-    key = ' -H "Authorization: Bearer $MAGICDEC_API_KEY"' if has_key else ""
-    console = err()
-    console.print(
-        f"Serving {model} at {address} (open it in a browser; OpenAI's API is under {address}/v1). Try it:",
-        markup=False,
-        soft_wrap=True,
-    )
-    console.print(f"curl -N {address}/v1/completions{key} -d {shlex.quote(body)}", markup=False, soft_wrap=True)
+    limits = ServingLimits(max_queue_size, max_body_mib * MIB, max_prompt_tokens, request_timeout, drain_timeout)
+    options = {
+        "num_draft_tokens": num_draft_tokens,
+        "drafter": drafter,
+        "window_size": window_size,
+        "max_batch_size": max_batch_size,
+        "max_num_tokens": max_num_tokens,
+        "max_seq_len": max_seq_len,
+        "kv_cache_tokens": kv_cache_tokens,
+        "dtype": dtype,
+        "device": device,
+    }
+    serve_pair(engine, options, limits, Address(host, port, model_name, tuple(api_key or ())), log_level=log_level)

@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from magicdec.commands.generate import draft_length
 from magicdec.console import err, shows_errors
+from magicdec.tasks.options import draft_length
 
 EPILOG = """[bold]Examples[/]
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from magicdec.bench import comparison
-from magicdec.commands import demo
+from magicdec.bench import comparison, demo_pair
 from magicdec.errors import RequestError
 from magicdec.pair.manifest import load_pair
 from magicdec.runtime.llm import LLM
 from magicdec.runtime.outputs import RequestOutput
 from magicdec.runtime.sampling_params import SamplingParams
+from magicdec.tasks import demo
 from tests.e2e.conftest import PairFactory
 from tests.support.engines import tiny_pair
 from tests.support.paths import ROOT
@@ -26,7 +26,7 @@ PARAMS = SamplingParams(temperature=0, frequency_penalty=0.3, max_tokens=30, ign
 
 @pytest.fixture
 def llm(pair: PairFactory) -> LLM:
-    return demo.load(pair("self"), 400, 40, window=None, num_draft_tokens=3)
+    return demo.load(pair("self"), demo.Limits(400, 40, None, 3))
 
 
 def test_the_prompt_has_the_length_asked_for(llm: LLM) -> None:
@@ -43,7 +43,7 @@ def test_the_prompt_has_the_length_asked_for(llm: LLM) -> None:
 
 
 def test_the_default_text_is_long_and_always_the_same() -> None:
-    text = demo.read_long_text(None)
+    text = demo_pair.read_long_text(None)
     assert len(text) > 300_000
     assert text.startswith('The "assert" statement')
 
@@ -51,12 +51,12 @@ def test_the_default_text_is_long_and_always_the_same() -> None:
 def test_an_engine_is_used_again_only_when_whole_and_of_this_configuration(tmp_path: Path) -> None:
     directory = tiny_pair(tmp_path, "self")  # its own, since it is damaged below
     config = load_pair(directory).config
-    assert demo.is_built(directory, config)
-    assert not demo.is_built(directory, config.model_copy(update={"max_seq_len": 99}))
-    assert not demo.is_built(directory / "nothing", config)
+    assert demo_pair.is_built(directory, config)
+    assert not demo_pair.is_built(directory, config.model_copy(update={"max_seq_len": 99}))
+    assert not demo_pair.is_built(directory / "nothing", config)
     settings = directory / "target" / "config.json"
     settings.write_text(settings.read_text() + " ")
-    assert not demo.is_built(directory, config)
+    assert not demo_pair.is_built(directory, config)
 
 
 def test_the_table_says_what_the_runs_did(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""`magicdec gpu-check` on a machine without a GPU: its refusals, its statistics, its report."""
+"""`magicdec trtllm-check` on a machine without a GPU: its refusals, its statistics, its report."""
 
 import sys
 from collections import Counter
@@ -16,14 +16,14 @@ from typer.testing import CliRunner
 from magicdec import gpu_checks
 from magicdec.builder.build import build_pair
 from magicdec.cli import app
-from magicdec.commands.gpu_check import format_report, make_plan
 from magicdec.errors import EngineError
-from magicdec.gpu_checks import Check, Plan, chi_square_tail, describe_gpu, two_sample_chi_square
+from magicdec.gpu_checks import Check, CheckPlan, chi_square_tail, describe_gpu, two_sample_chi_square
 from magicdec.pair.config import PairConfig
 from magicdec.pair.manifest import load_pair
 from magicdec.runtime.engine import sampler
 from magicdec.runtime.runners.trtllm.runner import TrtllmRunner
 from magicdec.runtime.sampling import acceptance as rejection
+from magicdec.tasks.trtllm_check import format_report, make_plan
 from tests.support.engines import tiny_pair
 from tests.support.trtllm import standin
 
@@ -37,7 +37,7 @@ def without_tensorrt(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("without_tensorrt")
 def test_a_machine_without_tensorrt_llm_is_refused_before_anything_is_done(tmp_path: Path) -> None:
     output = tmp_path / "report.md"
-    result = CliRunner().invoke(app, ["gpu-check", "--output", str(output), "--cache-dir", str(tmp_path / "cache")])
+    result = CliRunner().invoke(app, ["trtllm-check", "--output", str(output), "--cache-dir", str(tmp_path / "cache")])
     assert result.exit_code == 2
     assert "tensorrt-llm==1.2.1" in result.output
     assert list(tmp_path.iterdir()) == []
@@ -86,7 +86,7 @@ def test_the_plan_drafts_with_a_window_and_with_a_separate_model(tmp_path: Path)
 
 
 def test_the_report(tmp_path: Path) -> None:
-    plan = Plan(tmp_path / "SmolLM2", {}, tmp_path, "text")
+    plan = CheckPlan(tmp_path / "SmolLM2", {}, tmp_path, "text")
     checks = [Check("self: law", True, [("p", "0.4")]), Check("self: logits", False, [("EngineError", "a | b\nc")])]
     text = format_report([("GPU", "NVIDIA H100")], plan, checks)
     assert "1 of 2 checks passed. Model: SmolLM2" in text
@@ -107,18 +107,18 @@ def test_a_check_that_raises_has_failed_and_the_next_one_runs(tmp_path: Path, mo
     checks = gpu_checks.run_checks(plan, seen.append)
     assert seen == ["self: build", "model: build"]  # what needs the engine is left out, the next pair is not
     assert [check.passed for check in checks] == [False, False]
-    assert checks[0].rows[0][1].startswith("no room (test_gpu_check.py:")
+    assert checks[0].rows[0][1].startswith("no room (test_trtllm_check.py:")
 
 
 @pytest.fixture(scope="module")
-def tiny_plan(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plan]:
+def tiny_plan(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CheckPlan]:
     """Tiny pairs in float32, built and executed by the stand-in."""
     directory = tmp_path_factory.mktemp("gpu-check")
     config = load_pair(tiny_pair(directory, "in_cache")).config.model_copy(update={"backend": "trtllm"})
     own = PairConfig.model_validate(config.model_dump() | {"draft": {"kind": "self", "window_size": 32}})
     pairs: dict[str, tuple[Path | str, PairConfig]] = {"self": ("self", own), "model": (directory / "draft", config)}
     with standin():
-        yield Plan(
+        yield CheckPlan(
             directory / "target",
             pairs,
             directory / "built",
@@ -131,7 +131,7 @@ def tiny_plan(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plan]:
         )
 
 
-def test_all_checks_on_the_stand_in(tiny_plan: Plan) -> None:
+def test_all_checks_on_the_stand_in(tiny_plan: CheckPlan) -> None:
     checks = gpu_checks.run_checks(tiny_plan, lambda _what: None)
     assert [check.name.split(": ")[1] for check in checks] == ["build", "logits", "equality", "law", "speed"] * 2
     assert all(check.passed for check in checks), [check for check in checks if not check.passed]
@@ -142,7 +142,7 @@ def test_all_checks_on_the_stand_in(tiny_plan: Plan) -> None:
     assert set(rows["self: speed"]) >= {"plain, batch 1, context 120", "speculative, batch 4, context 120"}
 
 
-def test_wrong_logits_are_noticed(tiny_plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_logits_are_noticed(tiny_plan: CheckPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     forward = TrtllmRunner.forward
     monkeypatch.setattr(TrtllmRunner, "forward", lambda self, inputs: forward(self, inputs) + 0.01)
     check = gpu_checks.check_logits(tiny_plan, built(tiny_plan))
@@ -151,16 +151,26 @@ def test_wrong_logits_are_noticed(tiny_plan: Plan, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("check", [gpu_checks.check_equality, gpu_checks.check_law])
 def test_wrong_acceptance_is_noticed(
-    check: Callable[[Plan, Path], Check], tiny_plan: Plan, monkeypatch: pytest.MonkeyPatch
+    check: Callable[[CheckPlan, Path], Check], tiny_plan: CheckPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rejection, "accepts", lambda target_prob, *_: np.ones(len(target_prob), dtype=bool))
     monkeypatch.setattr(sampler, "greedy_sample", lambda best, ids: rejection.VerifyOutput(len(ids), (*ids, best[-1])))
     assert not check(replace(tiny_plan, num_samples=150), built(tiny_plan)).passed
 
 
-def built(plan: Plan) -> Path:
+def built(plan: CheckPlan) -> Path:
     """The pair with a draft model, built if no test has done so yet."""
     directory = plan.directory / "model"
     draft, config = plan.pairs["model"]
     assert isinstance(draft, Path)
     return directory if directory.exists() else build_pair(plan.target, draft, config, directory, workers=0)
+
+
+def test_the_former_name_is_the_same_command() -> None:
+    """It stays for scripts that call it, and is not offered."""
+    runner = CliRunner()
+    new, old = (runner.invoke(app, [name, "--help"]).output.split() for name in ("trtllm-check", "gpu-check"))
+    assert "cyclic" in new
+    shared = new[: new.index("Examples")]
+    assert old[: len(shared)] == ["gpu-check" if word == "trtllm-check" else word for word in shared]
+    assert "gpu-check" not in runner.invoke(app, ["--help"]).output
