@@ -1,0 +1,1 @@
+"""From checkpoints to an engine directory."""

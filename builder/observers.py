@@ -70,7 +70,7 @@ class Watches:
         return all(watch.moments.isfinite().all() for watch in (self.qkv, self.dense, self.gate, self.down))
 
     def quantise(self, weight_only: WeightOnly | None) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
-        """After the pass: scales of FP8, and tensors in whatever format; by their names without the layer's prefix."""
+        """What the pass found: scales of FP8, and tensors in whatever format; by names without the layer's prefix."""
         scales: dict[str, float] = {}
         rounded: dict[str, torch.Tensor] = {}
         for names, watch, linears in (

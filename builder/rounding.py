@@ -22,7 +22,7 @@ class Grid(Protocol):
     """The numbers that a matrix [out_features, in_features] may be made of."""
 
     def nearest(self, values: torch.Tensor, column: int) -> torch.Tensor:
-        """Of one column [out_features], float32."""
+        """The grid's nearest numbers to one column [out_features], float32."""
         ...
 
 

@@ -40,7 +40,8 @@ WEIGHT_SCALE, INPUT_SCALE, KV_SCALE = "weights_scaling_factor", "activation_scal
 
 @dataclass(frozen=True)
 class Storage:
-    """Of one model: the dtype it computes in, whether its linear layers and its KV cache are FP8, or its weights less.
+    """What one model is stored in: its dtype of computation, and whether linear layers and KV cache are FP8, or weights
+    less.
 
     weight_only: the draft's int8 or int4, None otherwise.
     """

@@ -49,7 +49,7 @@ def accept(
     requests: Sequence[AcceptanceRequest],
     block_size: int = acceptance.BLOCK_SIZE,
 ) -> list[Outcome | None]:
-    """As `acceptance.accept`; the Gumbel noise of the coupled rule is made on the device (that of `runtime.draws`)."""
+    """`acceptance.accept` on the device, where the coupled rule's Gumbel noise is made as well (`sampling.draws`)."""
     check_shapes(logits, draft_probs, requests)
     if not requests:
         return []

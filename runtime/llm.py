@@ -115,7 +115,7 @@ class LLM:
         return self._loaded.memory()
 
     def auto_drafting(self, *, every: bool) -> Drafting:
-        """Under a new controller of draft lengths, by the pair's own proposer, or by every one that it has."""
+        """Drafting under a new controller, by the pair's own proposer, or by every one that it has."""
         return self._loaded.auto_drafting(every=every)
 
     def _add_all(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> list[str]:

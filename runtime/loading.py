@@ -63,7 +63,7 @@ class Loaded:
         }
 
     def drafting(self) -> Drafting:
-        """As configured: a fixed number of drafts, or what a controller decides step by step."""
+        """How the pair drafts as configured: a fixed number of drafts, or what a controller decides step by step."""
         length = self.config.draft.num_draft_tokens
         if length == "auto":
             return self.auto_drafting(every=self.config.draft.drafter == "auto")
@@ -75,7 +75,7 @@ class Loaded:
         return Drafting(FixedDrafts(fixed), self.own)
 
     def auto_drafting(self, *, every: bool) -> Drafting:
-        """Under a new controller of draft lengths, by the pair's own proposer, or by every one that it has."""
+        """Drafting under a new controller, by the pair's own proposer, or by every one that it has."""
         proposers = self._all_proposers() if every else [self.own]
         controller = DraftController(self.config.draft.max_draft_len, self._cost_prior(proposers))
         return controlled(controller, proposers, time.perf_counter)

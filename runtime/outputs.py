@@ -92,7 +92,7 @@ class RequestMetrics:
 
 
 def together(metrics: Sequence[RequestMetrics]) -> RequestMetrics:
-    """Of the n completions of a request; times are those of the first and of the last token of any of them."""
+    """The metrics of a request from those of its n completions; times are of the first and the last token of any."""
     if len(metrics) == 1:
         return metrics[0]
     first = _first(each.prefill_seconds for each in metrics)

@@ -12,7 +12,6 @@ import statistics
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from pydoc_data.topics import topics
 from typing import Any
 
 from magicdec.threads import wait_politely
@@ -20,21 +19,27 @@ from magicdec.threads import wait_politely
 wait_politely()
 
 import torch
-from measured_pages import DRAFT_LENGTH, add_sizes, fill, open_pair, sampled_acceptances
+from frame import DOCS, options_of
+from measured_pages import (
+    DRAFT_LENGTH,
+    add_sizes,
+    fill_as_measured,
+    open_pair,
+    sampled_acceptances,
+    smollm2,
+    unseen_tokens,
+)
 
 from magicdec.bench.comparison import machine
 from magicdec.builder.build import build_pair
 from magicdec.builder.calibrate import CALIBRATION_TOKENS
-from magicdec.builder.checkpoints.fetch import fetch_smollm2
 from magicdec.builder.config import load_config
 from magicdec.pair.config import PairConfig
 from magicdec.plugins.model.inputs import SequenceInput, pack
 from magicdec.runtime.runners.torch_runner import TorchRunner
-from magicdec.runtime.text.tokenizer import HFTokenizer
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "fp8.md"
-BEGIN, END = "<!-- begin of measure_fp8.py's table -->", "<!-- end of the table -->"
+PAGE = DOCS / "fp8.md"
+MARKS = "<!-- begin of measure_fp8.py's table -->", "<!-- end of the table -->"
 # Name of each form, and whether weights and KV are FP8.
 FORMS = {
     "bf16": (False, False),
@@ -46,24 +51,22 @@ SEQUENCE, BLOCK = 2048, 16
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = options_of(__doc__)
     options.add_argument("--sequences", type=int, default=8, help=f"of {SEQUENCE} tokens each, for perplexity")
     add_sizes(options, seeds=5)
     args = options.parse_args()
     torch.set_num_threads(2)
     with tempfile.TemporaryDirectory() as directory:
-        fill(PAGE, BEGIN, END, measure(Path(directory), args))
+        fill_as_measured(PAGE, MARKS, measure(Path(directory), args))
 
 
 def measure(directory: Path, args: argparse.Namespace) -> Iterator[str]:
     """Lines of the page, each as soon as it is measured."""
-    checkpoint = fetch_smollm2(ROOT / ".cache" / "models")
+    checkpoint = smollm2()
     engines = {}
     for name, (weights, kv) in FORMS.items():
         engines[name] = build_pair(checkpoint, "self", form("self", weights, kv), directory / name)
-    tokens = HFTokenizer(engines["bf16"] / "target").encode_plain(
-        "\n\n".join(topics[name].strip() for name in sorted(topics))
-    )[CALIBRATION_TOKENS:]
+    tokens = unseen_tokens(engines["bf16"])
     held_out = [tokens[start : start + SEQUENCE] for start in range(0, args.sequences * SEQUENCE, SEQUENCE)]
     rest = tokens[args.sequences * SEQUENCE :]
     prompts = [rest[index * args.prompt_tokens :][: args.prompt_tokens] for index in range(args.prompts)]

@@ -7,19 +7,18 @@
 Arguments behind -- go to benchmarks/serving/run.py. A part is written only if none of its requests failed.
 """
 
-import argparse
 import json
-import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGE, SERVING = ROOT / "docs" / "serving-benchmarks.md", ROOT / "benchmarks" / "serving"
+from frame import DOCS, ROOT, fill, options_of, run
+
+PAGE, SERVING = DOCS / "serving-benchmarks.md", ROOT / "benchmarks" / "serving"
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = options_of(__doc__)
     options.add_argument("--json", type=Path, help="result of benchmarks/serving/run.py to use")
     options.add_argument("arguments", nargs="*", help="for benchmarks/serving/run.py, behind --")
     args = options.parse_args()
@@ -27,8 +26,7 @@ def main() -> None:
     if args.json is None:
         result.parent.mkdir(parents=True, exist_ok=True)
         result.unlink(missing_ok=True)
-        command = [sys.executable, str(SERVING / "run.py"), "--json", str(result), *args.arguments]
-        subprocess.run(command, check=True, cwd=ROOT)
+        run([sys.executable, str(SERVING / "run.py"), "--json", str(result), *args.arguments])
     write(PAGE, result)
 
 
@@ -36,12 +34,8 @@ def write(page: Path, result: Path) -> None:
     """Replace what stands between the marks of each part that the result has."""
     sys.path.insert(0, str(SERVING))
     tables = import_module("table").markdown(json.loads(result.read_text(encoding="utf-8")))
-    text = page.read_text(encoding="utf-8")
     for part, table in tables.items():
-        begin, end = marks(part)
-        before, rest = text.split(begin)
-        text = f"{before}{begin}\n{table}\n{end}{rest.split(end)[1]}"
-    page.write_text(text, encoding="utf-8")
+        fill(page, marks(part), table)
 
 
 def marks(part: str) -> tuple[str, str]:

@@ -7,23 +7,22 @@
 A part whose JSON file is given is not measured again. Arguments behind -- go to the first `magicdec bench`.
 """
 
-import argparse
 import json
 import statistics
-import subprocess
 import sys
 from collections import defaultdict
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
+from frame import DOCS, ROOT, fill, options_of, run
+
 from magicdec.bench.plots import check_plots, draw_plots
 from magicdec.bench.result import BenchResult, Cell, load
 from magicdec.bench.stats import auto_shares, choices, speedup_here
 from magicdec.bench.table import PROJECTED, markdown, notes
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGE, IMAGES, PEERS = ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "images", ROOT / "benchmarks" / "peers"
+PAGE, IMAGES, PEERS = DOCS / "benchmarks.md", DOCS / "images", ROOT / "benchmarks" / "peers"
 BENCH_MARKS = ("<!-- begin of magicdec bench -->", "<!-- end of magicdec bench -->")
 PEER_MARKS = ("<!-- begin of peers -->", "<!-- end of peers -->")
 AUTO_MARKS = ("<!-- begin of auto -->", "<!-- end of auto -->")
@@ -49,7 +48,7 @@ CAPTIONS = {
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = options_of(__doc__)
     options.add_argument("--quick", action="store_true", help="small runs")
     options.add_argument("--bench", type=Path, help="result of magicdec bench to use")
     options.add_argument("--auto", type=Path, help="result of magicdec bench with the drafter auto to use")
@@ -78,11 +77,6 @@ def main() -> None:
 def measure(grid: list[str], result: Path) -> None:
     """`magicdec bench` over this grid."""
     run([sys.executable, "-m", "magicdec", "bench", *grid, "--json", str(result)])
-
-
-def run(command: list[str]) -> None:
-    """In the repository, so that downloads and engines are kept in its .cache."""
-    subprocess.run(command, check=True, cwd=ROOT)
 
 
 def bench_part(result: BenchResult, images: Path) -> str:
@@ -147,12 +141,6 @@ def _speedup(cell: Cell | None, best: float | None) -> str:
 
 def _temperature(path: Path) -> str:
     return f" Temperature {path.stem.rsplit('-t', 1)[1]}." if path.stem[-3:-1] == "-t" else ""
-
-
-def fill(page: Path, marks: tuple[str, str], text: str) -> None:
-    """Replace what stands between the marks."""
-    before, rest = page.read_text(encoding="utf-8").split(marks[0])
-    page.write_text(f"{before}{marks[0]}\n{text}\n{marks[1]}{rest.split(marks[1])[1]}", encoding="utf-8")
 
 
 def peer_table() -> ModuleType:

@@ -14,32 +14,37 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from pydoc_data.topics import topics
 
 from magicdec.threads import wait_politely
 
 wait_politely()
 
 import torch
-from measured_pages import DRAFT_LENGTH, acceptance, add_sizes, fill, open_pair, sampled_acceptances
+from frame import DOCS, options_of
+from measured_pages import (
+    DRAFT_LENGTH,
+    acceptance,
+    add_sizes,
+    fill_as_measured,
+    open_pair,
+    sampled_acceptances,
+    smollm2,
+    unseen_tokens,
+)
 from safetensors.torch import save_file
 
 from magicdec.bench.comparison import machine
 from magicdec.builder import observers as watches
 from magicdec.builder.build import build_pair
-from magicdec.builder.calibrate import CALIBRATION_TOKENS
-from magicdec.builder.checkpoints.fetch import fetch_smollm2
 from magicdec.builder.checkpoints.source import open_source
 from magicdec.builder.config import load_config, resolve_config
 from magicdec.pair.config import WeightQuantization
 from magicdec.plugins.weight_only import GROUP, int4_scales, int8_scales, to_int4, to_int8
 from magicdec.runtime.llm import LLM
 from magicdec.runtime.sampling_params import SamplingParams
-from magicdec.runtime.text.tokenizer import HFTokenizer
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "weight-only.md"
-BEGIN, END = "<!-- begin of measure_weight_only.py's table -->", "<!-- end of the table -->"
+PAGE = DOCS / "weight-only.md"
+MARKS = "<!-- begin of measure_weight_only.py's table -->", "<!-- end of the table -->"
 WINDOW = 512
 PUBLISHED, UNROUNDED = "as published (Q4_1)", "unrounded"
 # Of each row: the checkpoint, the draft, and whether that is rounded to the nearest instead of by calibration.
@@ -55,17 +60,17 @@ ROWS: list[tuple[str, WeightQuantization, bool]] = [
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = options_of(__doc__)
     add_sizes(options, seeds=4)
     args = options.parse_args()
     torch.set_num_threads(2)
     with tempfile.TemporaryDirectory() as directory:
-        fill(PAGE, BEGIN, END, measure(Path(directory), args))
+        fill_as_measured(PAGE, MARKS, measure(Path(directory), args))
 
 
 def measure(directory: Path, args: argparse.Namespace) -> Iterator[str]:
     """Lines of the page, each as soon as it is measured."""
-    published = fetch_smollm2(ROOT / ".cache" / "models")
+    published = smollm2()
     plain = build(published, directory / "plain", "none")
     checkpoints = {PUBLISHED: published, UNROUNDED: unrounded(published, plain, directory / "unrounded")}
     prompts = texts(plain, args)
@@ -85,8 +90,7 @@ def measure(directory: Path, args: argparse.Namespace) -> Iterator[str]:
 
 def texts(engine: Path, args: argparse.Namespace) -> list[list[int]]:
     """Prompts that calibration has not seen."""
-    text = "\n\n".join(topics[name].strip() for name in sorted(topics))
-    tokens = HFTokenizer(engine / "target").encode_plain(text)[CALIBRATION_TOKENS:]
+    tokens = unseen_tokens(engine)
     return [tokens[index * args.prompt_tokens :][: args.prompt_tokens] for index in range(args.prompts)]
 
 

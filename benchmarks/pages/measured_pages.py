@@ -4,9 +4,15 @@ import argparse
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from pydoc_data.topics import topics
 
+from frame import ROOT, fill
+
+from magicdec.builder.calibrate import CALIBRATION_TOKENS
+from magicdec.builder.checkpoints.fetch import fetch_smollm2
 from magicdec.runtime.llm import LLM
 from magicdec.runtime.sampling_params import SamplingParams
+from magicdec.runtime.text.tokenizer import HFTokenizer
 
 DRAFT_LENGTH = 4
 
@@ -19,15 +25,24 @@ def add_sizes(options: argparse.ArgumentParser, *, seeds: int) -> None:
     options.add_argument("--output-tokens", type=int, default=64)
 
 
-def fill(page: Path, begin: str, end: str, lines: Iterable[str]) -> None:
-    """Replace what stands between the marks by the lines, which are shown as they come."""
+def fill_as_measured(page: Path, marks: tuple[str, str], lines: Iterable[str]) -> None:
+    """Fill the page once all lines are there; they are shown as they come."""
     shown = []
     for line in lines:
         sys.stderr.write(f"{line}\n")
         shown.append(line)
-    text = "\n".join(shown)
-    before, rest = page.read_text(encoding="utf-8").split(begin)
-    page.write_text(f"{before}{begin}\n{text}\n{end}{rest.split(end)[1]}", encoding="utf-8")
+    fill(page, marks, "\n".join(shown))
+
+
+def smollm2() -> Path:
+    """The model of these pages, downloaded unless it is there."""
+    return fetch_smollm2(ROOT / ".cache" / "models")
+
+
+def unseen_tokens(engine: Path) -> list[int]:
+    """The tokens of Python's language topics that calibration has not seen."""
+    text = "\n\n".join(topics[name].strip() for name in sorted(topics))
+    return HFTokenizer(engine / "target").encode_plain(text)[CALIBRATION_TOKENS:]
 
 
 def open_pair(engine: Path, args: argparse.Namespace) -> LLM:

@@ -6,7 +6,6 @@
 The demo's model is downloaded and built by the first run. Take it on an idle machine: the picture shows speeds.
 """
 
-import argparse
 import re
 import subprocess
 import sys
@@ -16,18 +15,18 @@ from pathlib import Path
 
 from selenium.webdriver.common.action_chains import ActionChains
 
+from benchmarks.pages.frame import DOCS, ROOT, options_of
 from magicdec.bench.demo_pair import prepare_engine
 from tests.runtime.openai.page.browser import Page, browser
 
-ROOT = Path(__file__).resolve().parents[2]
 PROMPT = "Explain in a few sentences why the sky is blue."
 SAMPLING = {"max_tokens": 200, "temperature": 0.8, "seed": 6}
 DRAFT_LENGTHS = (0, 6)
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--output", type=Path, default=ROOT / "docs" / "images" / "page.png")
+    options = options_of(__doc__)
+    options.add_argument("--output", type=Path, default=DOCS / "images" / "page.png")
     options.add_argument("--dark", action="store_true", help="as on a dark system")
     args = options.parse_args()
     engine = prepare_engine(ROOT / ".cache", "bfloat16", 1024, quantize_draft="int4")

@@ -1,0 +1,1 @@
+"""What is read: Hugging Face directories and GGUF files, and what they say of the model."""

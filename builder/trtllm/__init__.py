@@ -1,0 +1,1 @@
+"""Compiling a checkpoint with TensorRT-LLM 1.2: its rules, the plan, the build."""

@@ -1,0 +1,1 @@
+"""Measuring: grids of contexts, batches and ways to draft; results, tables, plots."""

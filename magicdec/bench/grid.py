@@ -26,7 +26,7 @@ class Way:
 
     @property
     def most_drafts(self) -> int:
-        """In one round of one request."""
+        """The most draft tokens in one round of one request."""
         return self.max_draft_len if self.draft_length is None else self.draft_length
 
 
@@ -56,7 +56,7 @@ class Grid:
 
     @property
     def points(self) -> list[Point]:
-        """In the order of measuring."""
+        """All points, in the order of measuring."""
         return [
             Point(context, batch, temperature)
             for context in sorted(self.contexts)

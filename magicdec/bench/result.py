@@ -14,7 +14,7 @@ Drafter = Literal["none", "self", "self-full", "self-int8", "self-int4", "draft"
 
 
 class Spread(Frozen):
-    """Of repeated runs."""
+    """Median and range of repeated runs."""
 
     median: float
     low: float

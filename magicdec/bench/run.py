@@ -124,7 +124,7 @@ class BatchRunner:
     def read(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams, on_progress: Callable[[int, int], None]
     ) -> float:
-        """Only read the prompts, which the prefix cache then keeps; seconds until each has its first token.
+        """Read the prompts and no more, which the prefix cache then keeps; seconds until each has its first token.
 
         params: of a single token. on_progress: called after each step with (tokens read, tokens in all).
         """

@@ -60,12 +60,12 @@ class BenchPlan:
 
     @property
     def fill_tokens(self) -> int:
-        """Of the real prefix that long contexts are filled from; 0 where none is that long."""
+        """Tokens of the real prefix that long contexts are filled from; 0 where none is that long."""
         return min(FILL_FROM, self.trained_len) if any(map(self.is_beyond, self.grid.contexts)) else 0
 
     @property
     def sequence_tokens(self) -> int:
-        """Of the longest sequence."""
+        """Tokens of the longest sequence."""
         return max(self.prompt_tokens(context) for context in self.grid.contexts) + self.run_tokens
 
     def sampling(self, point: Point, way: Way, seed: int) -> SamplingParams:
@@ -119,7 +119,7 @@ class Session:
         self.cells = [self._project(cell) for cell in self.cells]
 
     def prompts(self, context: int) -> list[list[int]]:
-        """Of the largest batch; a smaller one takes its turn with some of them in each repeat."""
+        """The prompts of the largest batch; a smaller one takes its turn with some of them in each repeat."""
         grid = self.plan.grid
         offset = 7 * sorted(grid.contexts).index(context)
         return cut_prompts(self.tokens, self.plan.prompt_tokens(context), max(grid.batches), offset)

@@ -72,7 +72,7 @@ def choices(auto: Cell, cells: Sequence[Cell]) -> list[Cell]:
 
 
 def speedup_here(cell: Cell) -> float:
-    """As measured, also where the cache was filled; 1 for plain decoding."""
+    """Speedup as measured, also where the cache was filled; 1 for plain decoding."""
     return 1.0 if cell.summary.speedup is None else cell.summary.speedup.median
 
 

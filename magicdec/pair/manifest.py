@@ -1,7 +1,4 @@
-"""What the builder writes and the runtime reads: the pair's configuration and the manifests of an engine directory.
-
-Builder and runtime share nothing else.
-"""
+"""The manifests of an engine directory: what the builder writes and the runtime reads."""
 
 import hashlib
 import json

@@ -80,5 +80,5 @@ def free_memory() -> int:
 
 
 def weight_bytes(model_dir: Path) -> int:
-    """Of all ranks of a target/ or draft/ folder; 0 where there is none."""
+    """Bytes of the weights of all ranks of a target/ or draft/ folder; 0 where there is none."""
     return sum(path.stat().st_size for path in model_dir.glob("rank*.safetensors"))

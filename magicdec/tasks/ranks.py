@@ -2,7 +2,7 @@
 
 
 def leave_if_not_first() -> None:
-    """Of the processes that mpiexec started, rank 0 reads the prompt and prints; the others serve it and end here."""
+    """End here as one that serves rank 0, unless this process is rank 0 (or alone), which reads prompts and prints."""
     from magicdec.runtime.parallel.mpi import num_launched
 
     if num_launched() > 1:

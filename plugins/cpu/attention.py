@@ -91,7 +91,7 @@ def paged_attention(
     sequences: PagedSequences,
     value_scale: float = 1.0,
 ) -> torch.Tensor:
-    """As `plugins.attention.paged_attention`; the result is multiplied with value_scale."""
+    """`plugins.attention.paged_attention` by the native kernels; the result is multiplied with value_scale."""
     query = query.contiguous()
     out = torch.empty_like(query)
     run_kernel(library, kernel_args(query, out, keys, values, sequences, value_scale))

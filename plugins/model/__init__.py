@@ -1,0 +1,1 @@
+"""The decoder model that executes checkpoints: its inputs, its cache, in PyTorch and in native kernels."""

@@ -1,0 +1,1 @@
+"""How drafts are made and how many: proposers, their bounded views, and the controller of lengths."""

@@ -23,7 +23,10 @@ _Counts = tuple[list[float], list[float]]  # by position: trials, and how many o
 
 
 class AcceptanceRates:
-    """Of one proposer. The rate of position j is that of draft token j + 1 given that those before it were accepted."""
+    """How often one proposer's drafts are accepted.
+
+    The rate of position j is that of draft token j + 1 given that those before it were accepted.
+    """
 
     def __init__(self, max_draft_len: int, prior: float = PRIOR_RATE) -> None:
         self.prior = prior

@@ -59,7 +59,7 @@ class DraftController:
         self._measures = True  # whether this step's times are taken in
 
     def choose(self, decoding: Sequence[Request], *, beside_prompts: bool) -> list[DraftChoice]:
-        """For each request of the next step."""
+        """Choose for each request of the next step."""
         free = [request for request in decoding if request.params.num_draft_tokens is None]
         self._probe, self._drafting, self._plan = None, 0.0, self._plans[beside_prompts]
         plan = self._plan

@@ -136,7 +136,7 @@ class TargetCost(LinearCost):
         self.max_draft_len = max_draft_len
 
     def features(self, lengths: Sequence[int], contexts: Sequence[int]) -> Vector:
-        """Of a step with these draft lengths and cache lengths."""
+        """Features of a step with these draft lengths and cache lengths."""
         k, c = np.array(lengths, dtype=np.int64), np.array(contexts, dtype=np.float64)
         at_least = len(k) - np.bincount(k, minlength=self.max_draft_len + 1).cumsum()[:-1]
         return np.concatenate([[1.0, len(k), c.sum(), k @ c], at_least])
@@ -165,5 +165,5 @@ class DraftCost(LinearCost):
         super().__init__([0.1 * cost, cost, cost / PRIOR_ROWS + (window if weights else 0.0)], max_draft_len + 1)
 
     def features(self, lengths: Sequence[int]) -> Vector:
-        """Of drafts of these lengths, all above 0."""
+        """Features of drafts of these lengths, all above 0."""
         return np.array([1.0, max(lengths), sum(lengths)])

@@ -89,7 +89,7 @@ class _WindowPass(NamedTuple):
     slot_mapping: torch.Tensor  # [B]
 
     def of(self, token_ids: Sequence[int]) -> ModelInput:
-        """With these tokens [B]."""
+        """The pass's inputs with these tokens [B]."""
         starts = torch.arange(len(token_ids) + 1)
         return ModelInput(
             input_ids=torch.from_numpy(np.array(token_ids, dtype=np.int64)),

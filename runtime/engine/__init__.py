@@ -1,0 +1,1 @@
+"""The step: scheduling, acceptance, commit; requests and the blocks that they hold."""

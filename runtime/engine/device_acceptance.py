@@ -47,7 +47,7 @@ class DeviceAcceptance:
     def verify(
         self, requests: Sequence[Request], logits: Sequence[torch.Tensor], drafts: Sequence[Draft]
     ) -> list[VerifyOutput | None]:
-        """As `sampler.verify` for each request; None for those that it has to decide.
+        """What `sampler.verify` would say of each request; None for those that it has to decide.
 
         logits: [k + 1, V] each, or no row where nothing is to be decided.
         """

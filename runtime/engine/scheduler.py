@@ -20,7 +20,7 @@ class DraftPolicy(Protocol):
     """Decides how much is drafted. It may look at committed tokens and at time, never at uncommitted drafts."""
 
     def choose(self, decoding: Sequence[Request], *, beside_prompts: bool) -> Sequence[DraftChoice]:
-        """For each of the requests that may draft in the next step. beside_prompts: it reads prompts as well."""
+        """Choose for each of the requests that may draft in the next step. beside_prompts: it reads prompts as well."""
         ...
 
 
@@ -31,7 +31,7 @@ class FixedDrafts:
         self.length = length
 
     def choose(self, decoding: Sequence[Request], *, beside_prompts: bool) -> list[DraftChoice]:  # noqa: ARG002
-        """By the rule, from the first proposer."""
+        """What the rule says, from the first proposer."""
         return [DraftChoice(self.length(request)) for request in decoding]
 
 

@@ -85,5 +85,5 @@ def install_error_handlers(app: FastAPI) -> None:
 
 
 def internal_error(request_id: str) -> ApiError:
-    """For what should not happen; the log has the rest."""
+    """The answer to what should not happen; the log has the rest."""
     return ApiError(500, f"internal error; the server's log has it under request {request_id}", code="internal_error")

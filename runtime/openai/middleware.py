@@ -28,7 +28,7 @@ class RequestLog:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As ASGI has it."""
+        """Serve and log; an ASGI application."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -66,7 +66,7 @@ class ApiKeys:
         self._keys = [key.encode() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As ASGI has it."""
+        """Check the key and serve; an ASGI application."""
         if scope["type"] == "http" and scope["path"].startswith("/v1/") and not self._knows(Headers(scope=scope)):
             scope["state"]["log"]["error"] = "invalid_api_key"
             refusal = ApiError(

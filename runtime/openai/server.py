@@ -65,13 +65,13 @@ class Server(uvicorn.Server):
         self._drains: list[asyncio.Task[None]] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's; then tells where."""
+        """Start as uvicorn does; then tell where."""
         await super().startup(sockets)
         host, port, *_ = self.servers[0].sockets[0].getsockname()
         self._on_start(host, port)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's; then cuts off the clients that have not read their answers."""
+        """Stop as uvicorn does; then cut off the clients that have not read their answers."""
         await super().shutdown(sockets)
         for connection in list(self.server_state.connections):
             connection.transport.abort()

@@ -146,7 +146,7 @@ class ParallelRunner:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the computation."""
+        """The type that is computed in."""
         return self._local.dtype
 
     @property

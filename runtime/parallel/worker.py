@@ -91,7 +91,7 @@ class Groups:
         self._made: dict[tuple[int, str], Communicator | None] = {}
 
     def of(self, size: int, device: str) -> Communicator | None:
-        """For tensors on "cpu" or "cuda"; None if this rank is not one of them."""
+        """The communicator for tensors on "cpu" or "cuda"; None if this rank is not one of them."""
         if (size, device) not in self._made:
             self._made[size, device] = self._over_mpi(size) if device == "cpu" else self._over_nccl(size)
         return self._made[size, device]

@@ -1,0 +1,1 @@
+"""What executes a model: one interface, PyTorch and TensorRT-LLM behind it."""

@@ -32,7 +32,7 @@ class OpenRunner(ModelRunner, Protocol):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the computation."""
+        """The type that is computed in."""
         ...
 
     @property

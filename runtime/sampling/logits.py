@@ -121,7 +121,7 @@ class LogitsProcessor:
         return repr((params.acceptance_rule, params.temperature, *cuts, self.vocab_size))  # a string is hashed once
 
     def logprobs(self, logits: torch.Tensor, token_ids: Sequence[int]) -> list[dict[int, Logprob]]:
-        """For each row of the target's logits [R, V] its token and the `params.logprobs` most likely ones.
+        """Give for each row of the target's logits [R, V] its token and the `params.logprobs` most likely ones.
 
         As vLLM's default: of the logits as the model gave them, before any of the parameters. The chosen token comes
         first in each dict, then the most likely in falling order.

@@ -1,0 +1,1 @@
+"""Many callers, one engine; and what is counted of it."""

@@ -61,7 +61,7 @@ class AsyncLLM:
 
     @property
     def status(self) -> Status:
-        """Only "ready" takes requests."""
+        """The state of the engine; requests are taken while it is "ready"."""
         return self._status
 
     @property
@@ -71,12 +71,12 @@ class AsyncLLM:
 
     @property
     def config(self) -> PairConfig:
-        """Of the pair, with the LLM's options."""
+        """The pair's configuration with the LLM's options."""
         return self._llm.config
 
     @property
     def tokenizer(self) -> HFTokenizer:
-        """Of the pair; any thread may use it."""
+        """The pair's tokenizer; any thread may use it."""
         return self._llm.tokenizer
 
     @property

@@ -13,11 +13,11 @@ class MirrorMetric(Protocol):
     """One series over there."""
 
     def set(self, value: float) -> None:
-        """Of a gauge."""
+        """Set a gauge."""
         ...
 
     def increment(self, value: float) -> None:
-        """Of a counter; value >= 0."""
+        """Add to a counter; value >= 0."""
         ...
 
 

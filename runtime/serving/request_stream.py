@@ -35,13 +35,13 @@ class RequestStream(Iterator[RequestOutput], AsyncIterator[RequestOutput]):
         return self._abort(self)
 
     def put(self, output: RequestOutput) -> None:
-        """For the engine's thread: a new state of the request."""
+        """Hand over a new state of the request; the engine's thread calls it."""
         with self._changed:
             self._newest, self._closed = output, output.finished
             self._wake()
 
     def fail(self, error: Exception) -> None:
-        """For the engine's thread: there will be no answer."""
+        """Say that there will be no answer; the engine's thread calls it."""
         with self._changed:
             self._error, self._closed = error, True
             self._wake()

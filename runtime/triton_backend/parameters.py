@@ -56,7 +56,7 @@ class LLMParameters:
         return {name: getattr(self, name) for name in _ENGINE_OPTIONS if getattr(self, name) is not None}
 
     def texts(self) -> dict[str, str]:
-        """As config.pbtxt holds them; empty where the engine's own holds."""
+        """The parameters as config.pbtxt holds them; empty where the engine's own holds."""
         values = {name: getattr(self, key) for key, name in NAMES.items()}
         return {name: "" if value is None else str(value) for name, value in values.items()}
 

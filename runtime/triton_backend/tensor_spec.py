@@ -21,7 +21,7 @@ class TensorSpec:
     scalar: bool = False
 
     def text(self, *, is_input: bool) -> str:
-        """As a message of config.pbtxt."""
+        """The tensor as a message of config.pbtxt."""
         lines = [f'    name: "{self.name}"', f"    data_type: TYPE_{self.data_type}", f"    dims: {list(self.dims)}"]
         if self.scalar:
             lines.append("    reshape: { shape: [ ] }")

@@ -81,7 +81,7 @@ class ResponseSender:
         self._forward(response(tensors, self._wanted), final=final)
 
     def end(self) -> None:
-        """After the last of many answers."""
+        """Say that the last of many answers has gone."""
         self._forward(None, final=True)
 
     def fail(self, error: Exception, *, final: bool) -> None:

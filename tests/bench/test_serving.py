@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib.util import module_from_spec, spec_from_file_location
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -300,14 +300,13 @@ def test_load_soak_and_aiperf_on_the_real_server(tmp_path: Path) -> None:
     assert "| TTFT, ms |" in done.stdout
 
 
-def test_the_page_is_filled_between_its_marks(serving: dict[str, ModuleType], tmp_path: Path) -> None:
+def test_the_page_is_filled_between_its_marks(
+    serving: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of the parts that were measured; what else it says stays."""
     assert serving
-    spec = spec_from_file_location("measure_serving", ROOT / "benchmarks/pages/measure_serving.py")
-    assert spec is not None
-    assert spec.loader is not None
-    script = module_from_spec(spec)
-    spec.loader.exec_module(script)
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks/pages"))
+    script = import_module("measure_serving")
     for part in result():
         assert all(script.PAGE.read_text().count(mark) == 1 for mark in script.marks(part))
     page, measured = tmp_path / "page.md", tmp_path / "result.json"

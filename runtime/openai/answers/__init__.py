@@ -1,0 +1,1 @@
+"""From outputs of the engine to what clients read."""

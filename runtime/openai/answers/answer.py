@@ -57,7 +57,7 @@ class Answer:
         }
 
     async def chunks(self) -> AsyncGenerator[Mapping[str, Any], None]:
-        """As it comes: one choice a chunk; the usage, if it is asked for, in a last one without choices."""
+        """The answer as it comes: one choice a chunk; the usage, if it is asked for, in a last one without choices."""
         head = {**self._head, "object": self._format.part}
         usage = {"usage": None} if self._with_usage else {}
         final: dict[int, RequestOutput] = {}

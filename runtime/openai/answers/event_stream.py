@@ -32,7 +32,7 @@ class EventStream(Response):
         self._chunks, self._leave = chunks, leave
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As ASGI has it."""
+        """Send the events; an ASGI application."""
         async with on_disconnect(receive, self._leave), aclosing(self._chunks) as chunks:
             first = await anext(chunks)
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})

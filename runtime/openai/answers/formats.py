@@ -23,7 +23,7 @@ class Format(Protocol):
 
 
 class CompletionFormat:
-    """Of /v1/completions: a part looks like the whole."""
+    """The shape of /v1/completions: a part looks like the whole."""
 
     whole = part = "text_completion"
 
@@ -31,7 +31,7 @@ class CompletionFormat:
         self._texts = texts
 
     def choice(self, piece: Piece) -> dict[str, Any]:
-        """With its text."""
+        """A choice with its text."""
         return {
             "index": piece.index,
             "text": piece.text,
@@ -43,7 +43,7 @@ class CompletionFormat:
 
 
 class ChatFormat:
-    """Of /v1/chat/completions. num_top: how many likeliest tokens the log-probabilities name."""
+    """The shape of /v1/chat/completions. num_top: how many likeliest tokens the log-probabilities name."""
 
     whole, part = "chat.completion", "chat.completion.chunk"
 
@@ -51,7 +51,7 @@ class ChatFormat:
         self._texts, self._num_top = texts, num_top
 
     def choice(self, piece: Piece) -> dict[str, Any]:
-        """With its message."""
+        """A choice with its message."""
         message = {"role": "assistant", "content": piece.text, "refusal": None}
         return {"index": piece.index, "message": message, **self._rest(piece)}
 

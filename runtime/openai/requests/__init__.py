@@ -1,0 +1,1 @@
+"""From bodies of requests to prompts and sampling parameters."""

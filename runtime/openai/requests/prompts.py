@@ -20,7 +20,7 @@ class Prompt:
 
 
 def completion_prompts(value: Any, tokenizer: HFTokenizer) -> list[Prompt]:
-    """Of a string, a list of strings, a list of token ids, or a list of lists of them."""
+    """The prompts in a string, a list of strings, a list of token ids, or a list of lists of them."""
     if isinstance(value, str):
         return [_from_text(value, tokenizer)]
     if _are_ids(value):

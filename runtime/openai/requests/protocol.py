@@ -53,7 +53,7 @@ class GenerationRequest(BaseModel):
     magicdec_details: bool = False
 
     def sampling_params(self, **defaults: Any) -> SamplingParams:
-        """As the client asked; `defaults` are for what it left open."""
+        """What the client asked for; `defaults` are for what it left open."""
         return SamplingParams(**{**defaults, **self.sampling})
 
 

@@ -1,0 +1,1 @@
+"""Executing engines that TensorRT-LLM compiled."""

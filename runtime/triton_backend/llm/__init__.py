@@ -1,0 +1,1 @@
+"""The model `tensorrt_llm`: token ids in, token ids out."""

@@ -34,15 +34,15 @@ class Metric(Protocol):
     """One series of Triton's."""
 
     def set(self, value: float) -> None:
-        """Of a gauge."""
+        """Set a gauge."""
         ...
 
     def increment(self, value: float) -> None:
-        """Of a counter."""
+        """Add to a counter."""
         ...
 
     def observe(self, value: float) -> None:
-        """Of a histogram."""
+        """Add to a histogram."""
         ...
 
 

@@ -1,0 +1,1 @@
+"""The models `preprocessing` and `postprocessing`."""

@@ -21,7 +21,7 @@ from tests.runtime.triton_backend.server import STOP_SECONDS, TritonServer, kill
 from tests.runtime.triton_backend.test_streams import wait_until_idle
 from tests.support.engines import tiny_pair
 
-WORKER = "from magicdec.runtime.parallel.leader import join_ranks; join_ranks()"
+WORKER = "from magicdec.runtime.parallel import join_ranks; join_ranks()"
 
 
 @pytest.mark.slow

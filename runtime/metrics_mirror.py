@@ -1,0 +1,5 @@
+"""`serving.metrics_mirror` under its name before 0.2, for servers that import it from here."""
+
+from magicdec.runtime.serving.metrics_mirror import MetricsMirror
+
+__all__ = ["MetricsMirror"]
