@@ -61,5 +61,5 @@ def test_names_that_the_documents_gave_are_still_there(module: str, name: str, h
 
 
 def test_a_package_names_what_it_has_not() -> None:
-    with pytest.raises(AttributeError, match="'magicdec.runtime.parallel' has no attribute 'nothing'"):
+    with pytest.raises(AttributeError, match=r"'magicdec\.runtime\.parallel' has no attribute 'nothing'"):
         import_module("magicdec.runtime.parallel").nothing  # noqa: B018
