@@ -63,7 +63,7 @@ torch-cuda-check:
 	@$(PYTHON) -c "import torch" 2>/dev/null || { echo "$(PYTHON) has no PyTorch; run: make torch-cuda-check PYTHON=/path/to/a/python/with/PyTorch" >&2; exit 1; }
 	@$(PYTHON) -m benchmarks.cuda_check $(ARGS)
 
-# Their names before 0.2.
+# Their former names.
 gpu-check: trtllm-check
 cuda-check: torch-cuda-check
 

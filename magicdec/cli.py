@@ -26,7 +26,7 @@ app.command("triton-repo", epilog=triton_repo.EPILOG)(triton_repo.triton_repo)
 app.command("demo", epilog=demo.EPILOG)(demo.demo)
 app.add_typer(bench.app, name="bench")
 app.command("trtllm-check", epilog=trtllm_check.EPILOG)(trtllm_check.trtllm_check)
-app.command("gpu-check", hidden=True)(trtllm_check.trtllm_check)  # its name before 0.2
+app.command("gpu-check", hidden=True)(trtllm_check.trtllm_check)  # its former name
 
 
 def _show_version(wanted: bool) -> None:

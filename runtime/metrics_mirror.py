@@ -1,4 +1,4 @@
-"""`serving.metrics_mirror` under its name before 0.2, for servers that import it from here."""
+"""`serving.metrics_mirror` under its former name, for servers that import it from here."""
 
 from magicdec.runtime.serving.metrics_mirror import MetricsMirror
 
