@@ -21,6 +21,7 @@ help:
 	@echo "make demo              download a small model, build a pair, generate from a long text; ARGS=\"--help\" lists options"
 	@echo "make test              ruff, mypy, the contract of imports, and the tests (minutes)"
 	@echo "make test-slow         the tests that take over a minute each"
+	@echo "make coverage          the tests of make test again, and which lines they ran: build/coverage/index.html"
 	@echo "make format            let ruff put the code in order"
 	@echo "make trtllm-check      on a machine with TensorRT-LLM 1.2.1 and an A100, H100 or H200: build, check, measure; one report"
 	@echo "make torch-cuda-check  on a machine with a CUDA card: acceptance kernel and TorchRunner against the CPU; PyTorch suffices"
@@ -47,6 +48,11 @@ pytest: install-test
 test-slow: install-test
 	$(BIN)/python -m pytest -m slow
 
+# Of this process's own lines: what tests start as processes of their own (ranks, servers, commands) does not count.
+.PHONY: coverage
+coverage: install-test
+	$(BIN)/python -m pytest -m "not slow" --cov --cov-report=term --cov-report=html:build/coverage
+
 format: install-test
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -68,7 +74,8 @@ gpu-check: trtllm-check
 cuda-check: torch-cuda-check
 
 clean:
-	rm -rf $(VENV) .cache build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .cache build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage \
+		.grimp_cache .import_linter_cache
 
 $(VENV)/torch:
 	@test -n "$(PYTHON)" || { echo "No Python found; install Python 3.11 (Debian: apt install python3.11 python3.11-venv)" >&2; exit 1; }
@@ -79,14 +86,16 @@ $(VENV)/torch:
 	$(BIN)/python -m pip install --disable-pip-version-check $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$(TORCH)"
 	@touch $@
 
+# What the installed metadata says: names, versions, dependencies.
+PROJECT := pyproject.toml magicdec/__init__.py
 # The native library is built by the installation, so it follows its sources.
 NATIVE := setup.py $(wildcard plugins/cpu/csrc/*)
 
-$(VENV)/installed: $(VENV)/torch pyproject.toml $(NATIVE)
+$(VENV)/installed: $(VENV)/torch $(PROJECT) $(NATIVE)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[demo]"
 	@touch $@
 
-$(VENV)/installed-test: $(VENV)/torch pyproject.toml $(NATIVE)
+$(VENV)/installed-test: $(VENV)/torch $(PROJECT) $(NATIVE)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[test]"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps "$(TRITON)"
 	@touch $@ $(VENV)/installed
