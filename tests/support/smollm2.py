@@ -3,12 +3,15 @@
 import hashlib
 import shutil
 from pathlib import Path
+from typing import Any, Literal
 
 from filelock import FileLock
 
 from magicdec.builder.build import build_pair
 from magicdec.builder.checkpoints.fetch import fetch_smollm2
 from magicdec.builder.config import load_config
+from magicdec.pair.config import DraftConfig
+from magicdec.pair.manifest import ENGINE_FILE, PAIR_FILE, PairManifest, load_engine, load_pair
 from tests.support.paths import ROOT
 
 _CACHE = ROOT / ".cache"
@@ -32,6 +35,26 @@ def smollm2_engine() -> Path:
         for old in engines.glob(f"{_CONFIG}-*"):
             shutil.rmtree(old, ignore_errors=True)
         return build_pair(source, "self", load_config(_CONFIG), output, dtype="float32")
+
+
+def smollm2_pair(output: Path, kind: Literal["model", "ngram"], **draft: Any) -> Path:
+    """The weights of `smollm2_engine`, linked and not built again, under another way to draft.
+
+    kind: "model" takes the model itself as a separate draft. draft: further settings of DraftConfig.
+    """
+    config = load_pair(smollm2_engine()).config
+    settings = config.draft.model_dump() | {"kind": kind, "sink_positions": None} | draft
+    config = config.model_copy(update={"draft": DraftConfig(**settings)})
+    target = smollm2_engine() / "target"
+    for role in config.roles:
+        (output / role).mkdir(parents=True)
+        for file in target.iterdir():
+            (output / role / file.name).symlink_to(file)
+        manifest = load_engine(target).model_copy(update={"role": role})
+        (output / role / ENGINE_FILE).unlink()
+        (output / role / ENGINE_FILE).write_text(manifest.model_dump_json())
+    (output / PAIR_FILE).write_text(PairManifest(config=config).model_dump_json())
+    return output
 
 
 def _one_process_at_a_time() -> FileLock:
