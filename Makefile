@@ -8,6 +8,9 @@ TORCH ?= torch==2.13.0
 TRITON ?= nvidia-pytriton==0.7.0
 # URL of a package index that holds PyTorch, e.g. the one of CPU-only wheels (see pytorch.org); empty = pip's own.
 TORCH_INDEX ?=
+# Test processes. Each computes with its share of the cores; whole files go to one process, which shares what they build
+# (tests/conftest.py). Up to 6 GB each.
+WORKERS ?= 2
 # Passed on to the demo: make demo ARGS="--context 8000 --window 1024"
 ARGS ?=
 
@@ -26,7 +29,7 @@ help:
 	@echo "make trtllm-check      on a machine with TensorRT-LLM 1.2.1 and an A100, H100 or H200: build, check, measure; one report"
 	@echo "make torch-cuda-check  on a machine with a CUDA card: acceptance kernel and TorchRunner against the CPU; PyTorch suffices"
 	@echo "make clean             remove .venv, downloads and built engines"
-	@echo "Variables: PYTHON=$(PYTHON)  TORCH=$(TORCH)  TORCH_INDEX=$(TORCH_INDEX)"
+	@echo "Variables: PYTHON=$(PYTHON)  TORCH=$(TORCH)  TORCH_INDEX=$(TORCH_INDEX)  WORKERS=$(WORKERS)"
 
 demo: install
 	@$(BIN)/magicdec demo $(ARGS)
@@ -43,10 +46,10 @@ lint: install-test
 	$(BIN)/lint-imports --no-logo
 
 pytest: install-test
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" -n $(WORKERS)
 
 test-slow: install-test
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow -n $(WORKERS)
 
 # Of this process's own lines: what tests start as processes of their own (ranks, servers, commands) does not count.
 .PHONY: coverage

@@ -15,13 +15,8 @@ from magicdec.runtime.runners.torch_runner import TorchRunner
 from magicdec.runtime.text.tokenizer import HFTokenizer
 from tests.support.smollm2 import smollm2_gguf
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("all_threads")]
 LENGTH, BLOCK = 2048, 16
-
-
-@pytest.fixture(autouse=True)
-def all_threads(one_thread: None) -> None:  # noqa: ARG001 - comes after it
-    torch.set_num_threads(2)
 
 
 def engine(directory: Path, *, weights: bool = False, kv: bool = False) -> Path:

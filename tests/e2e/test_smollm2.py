@@ -4,21 +4,13 @@ import pydoc_data.topics
 from pathlib import Path
 
 import pytest
-import torch
 
-from magicdec.builder.build import build_pair
-from magicdec.builder.config import load_config
 from magicdec.runtime.llm import LLM
 from magicdec.runtime.sampling_params import SamplingParams
-from tests.support.smollm2 import smollm2_engine, smollm2_gguf
+from tests.support.smollm2 import smollm2_engine, smollm2_pair
 
+pytestmark = pytest.mark.usefixtures("all_threads")
 TEXT = "\n\n".join(pydoc_data.topics.topics[name] for name in sorted(pydoc_data.topics.topics))
-
-
-@pytest.fixture(autouse=True)
-def all_threads(one_thread: None) -> None:  # noqa: ARG001 - comes after it
-    """Unlike the tiny models, this one is worth two threads."""
-    torch.set_num_threads(2)
 
 
 @pytest.fixture(scope="module")
@@ -67,19 +59,22 @@ def plain_ids(engine_dir: Path, tokens: list[int]) -> list[list[int]]:
 @pytest.fixture(scope="module")
 def separate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same model once more as a separate draft with a cyclic cache, so that its acceptance is known to be high."""
-    config = load_config("smollm2-135m-self")
-    draft = config.draft.model_copy(update={"window_size": 256, "sink_positions": None})
-    config = config.model_copy(update={"draft": draft})
-    output = tmp_path_factory.mktemp("pair") / "separate"
-    return build_pair(smollm2_gguf(), smollm2_gguf(), config, output, dtype="float32")
+    return smollm2_pair(tmp_path_factory.mktemp("pair") / "separate", "model", window_size=256)
+
+
+@pytest.fixture(scope="module")
+def windowed(engine_dir: Path) -> LLM:
+    """Self-speculation through a window that the longer prompts outgrow."""
+    return LLM(engine_dir, window_size=256)
 
 
 @pytest.mark.parametrize("length", [2, 5])
 def test_seeded_sampling_is_plain_decoding_with_self_speculation(
-    engine_dir: Path, tokens: list[int], plain_ids: list[list[int]], length: int
+    windowed: LLM, tokens: list[int], plain_ids: list[list[int]], length: int
 ) -> None:
-    llm = LLM(engine_dir, num_draft_tokens=length, window_size=256)
-    outputs = llm.generate([tokens[slice(*piece)] for piece in PROMPTS], PARAMS)
+    """The second length finds the prompts in the prefix cache."""
+    params = [param.model_copy(update={"num_draft_tokens": length}) for param in PARAMS]
+    outputs = windowed.generate([tokens[slice(*piece)] for piece in PROMPTS], params)
     assert [out.outputs[0].token_ids for out in outputs] == plain_ids
     assert sum(out.metrics.num_accepted_tokens for out in outputs) > 40
 
@@ -98,16 +93,14 @@ def test_seeded_sampling_is_plain_decoding_with_a_separate_draft(
 def test_seeded_sampling_is_plain_decoding_with_ngrams(
     tokens: list[int], plain_ids: list[list[int]], tmp_path: Path
 ) -> None:
-    config = load_config("smollm2-135m-self")
-    output = build_pair(smollm2_gguf(), "ngram", config, tmp_path / "ngram", dtype="float32")
-    llm = LLM(output, num_draft_tokens=4)
+    llm = LLM(smollm2_pair(tmp_path / "ngram", "ngram"), num_draft_tokens=4)
     outputs = llm.generate([tokens[slice(*piece)] for piece in PROMPTS], PARAMS)
     assert [out.outputs[0].token_ids for out in outputs] == plain_ids
     assert sum(out.metrics.num_draft_tokens for out in outputs) > 0
 
 
 def test_a_wrapping_cyclic_cache_drafts_as_well_as_a_window_on_the_target(
-    engine_dir: Path, separate: Path, tokens: list[int]
+    windowed: LLM, separate: Path, tokens: list[int]
 ) -> None:
     """Greedy over 250 tokens, so that the 256-token window of a 900-token prompt moves by many blocks.
 
@@ -117,7 +110,7 @@ def test_a_wrapping_cyclic_cache_drafts_as_well_as_a_window_on_the_target(
     params = SamplingParams(temperature=0, max_tokens=250, ignore_eos=True, num_draft_tokens=4)
     prompt = tokens[2000:2900]
     (cyclic,) = LLM(separate).generate([prompt], params)
-    (window,) = LLM(engine_dir, window_size=256).generate([prompt], params)
+    (window,) = windowed.generate([prompt], params)
     assert cyclic.outputs[0].token_ids == window.outputs[0].token_ids
     assert cyclic.metrics.acceptance_rate > window.metrics.acceptance_rate - 0.1
     assert window.metrics.acceptance_rate > 0.5

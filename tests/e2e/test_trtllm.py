@@ -280,6 +280,7 @@ def test_two_ranks(pairs: Pairs, draft_ranks: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("all_threads")
 @pytest.mark.parametrize("kind", ["self", "model"])
 def test_smollm2(kind: Literal["self", "model"], tmp_path: Path) -> None:
     """The real model on real text, long enough for the window of 256 to move, in float32."""
@@ -298,7 +299,6 @@ def test_smollm2(kind: Literal["self", "model"], tmp_path: Path) -> None:
         SamplingParams(seed=12, max_tokens=32, temperature=0.7, top_p=0.9, ignore_eos=True),
         SamplingParams(seed=13, max_tokens=32, top_k=50, repetition_penalty=1.1, ignore_eos=True),
     ]
-    torch.set_num_threads(2)
     outputs = llm.generate(prompts, params)
     assert_alike(outputs, LLM(source, num_draft_tokens=4, kv_cache_tokens=4096).generate(prompts, params))
     assert accepted(outputs) > 40

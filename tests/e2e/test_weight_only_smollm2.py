@@ -17,12 +17,11 @@ from magicdec.runtime.sampling_params import SamplingParams
 from tests.e2e.test_exactness import accepted
 from tests.support.smollm2 import smollm2_gguf
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("all_threads")]
 
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(2)
     config = load_config("smollm2-135m-self-int4")
     return build_pair(smollm2_gguf(), "self", config, tmp_path_factory.mktemp("int4") / "pair")
 

@@ -124,7 +124,7 @@ def test_planted_fault_is_found(tmp_path: Path, snippet: str, replacement: str) 
     behind = torch.zeros(12, 40)  # so that a fault reads no memory of others
     drafts = [torch.cat([batch.draft_probs, behind])[: len(batch.draft_probs)] for batch in batches]
     batches = [replace(batch, draft_probs=rows) for batch, rows in zip(batches, drafts, strict=True)]
-    assert [kernel(batch, 16, module) for batch in batches] != [reference(batch, 16) for batch in batches]
+    assert any(kernel(batch, 16, module) != reference(batch, 16) for batch in batches)
 
 
 def equal_and_steep_rows() -> Batch:

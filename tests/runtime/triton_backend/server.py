@@ -76,7 +76,7 @@ def start(
     while not server.is_ready():
         if process.poll() is not None or time.monotonic() > end:
             kill(process)
-            raise AssertionError(f"Triton is not ready (exit status {process.returncode}):\n{log.read_text()[-5000:]}")
+            raise AssertionError(f"Triton is not ready (exit status {process.returncode}):\n{log.read_text()}")
         time.sleep(0.05)
     return server
 
